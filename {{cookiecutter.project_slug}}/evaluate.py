@@ -1,0 +1,19 @@
+"""Measure a trained model: `python evaluate.py run=<run folder or .ckpt>`."""
+
+import hydra
+from omegaconf import DictConfig
+
+from {{ cookiecutter.package_name }}.cli import checked, run_stage
+
+
+@hydra.main(version_base="1.3", config_path="configs", config_name="evaluate")
+@checked
+def evaluate(config: DictConfig) -> None:
+    """Load what the work needs once the config is known to be good."""
+    from {{ cookiecutter.package_name }}.evaluation.evaluate import run
+
+    run(config)
+
+
+if __name__ == "__main__":
+    run_stage(evaluate)

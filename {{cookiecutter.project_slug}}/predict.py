@@ -1,0 +1,19 @@
+"""Classify images: `python predict.py run=<run folder or .ckpt> input=<folder or file>`."""
+
+import hydra
+from omegaconf import DictConfig
+
+from {{ cookiecutter.package_name }}.cli import checked, run_stage
+
+
+@hydra.main(version_base="1.3", config_path="configs", config_name="predict")
+@checked
+def predict(config: DictConfig) -> None:
+    """Load what the work needs once the config is known to be good."""
+    from {{ cookiecutter.package_name }}.evaluation.predict import run
+
+    run(config)
+
+
+if __name__ == "__main__":
+    run_stage(predict)

@@ -1,0 +1,19 @@
+"""Turn raw data into memory-mapped arrays: `python prepare.py data=image_folder …`."""
+
+import hydra
+from omegaconf import DictConfig
+
+from {{ cookiecutter.package_name }}.cli import checked, run_stage
+
+
+@hydra.main(version_base="1.3", config_path="configs", config_name="prepare")
+@checked
+def prepare(config: DictConfig) -> None:
+    """Load what the work needs once the config is known to be good."""
+    from {{ cookiecutter.package_name }}.data.prepare import run
+
+    run(config)
+
+
+if __name__ == "__main__":
+    run_stage(prepare)

@@ -1,0 +1,153 @@
+"""Every config composes and names what there is; a mistake is one line, and quick."""
+
+import inspect
+import re
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import ROOT, composed, python
+from hydra.utils import get_object
+from omegaconf import OmegaConf
+
+from {{ cookiecutter.package_name }} import resolve
+from {{ cookiecutter.package_name }}.errors import UserError
+
+CONFIGS = ROOT / "configs"
+STAGES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+OPTIONS = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name != "local")
+HYDRA_OWN = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
+
+
+def stages_with(group: str) -> list[str]:
+    """The stages whose defaults list has a group."""
+    text = {stage: (CONFIGS / f"{stage}.yaml").read_text(encoding="utf-8") for stage in STAGES}
+    return [stage for stage in STAGES if re.search(rf"^ +- {group}:", text[stage], re.MULTILINE)]
+
+
+def nodes(node: Any) -> Iterator[dict[str, Any]]:
+    """Every part of a config that has a `_target_`."""
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield node
+        for child in node.values():
+            yield from nodes(child)
+
+
+def said(done: Any) -> list[str]:
+    """What a command printed, its imports left out."""
+    lines = (done.stdout + done.stderr).splitlines()
+    return [line for line in lines if not line.startswith("import time:")]
+
+
+@pytest.mark.parametrize("file", OPTIONS, ids=lambda file: f"{file.parent.name}={file.stem}")
+def test_every_option_composes_and_names_what_there_is(file: Path) -> None:
+    stages = stages_with(file.parent.name)
+    assert stages, f"no stage has {file.parent.name} in its defaults"
+    for stage in stages:
+        config = composed(stage, f"{file.parent.name}={file.stem}")
+        if "???" not in file.read_text(encoding="utf-8"):  # left for other options to fill in
+            OmegaConf.resolve(config)
+        for module in config.requires:
+            if find_spec(module) is None:
+                pytest.skip(f"{module} is not installed")
+        for node in nodes(OmegaConf.to_container(config)):
+            known = {key for key in node if key not in HYDRA_OWN}
+            if "prepared_dir" in known:
+                known -= {"name", "source", "split"}  # of the data group, for `prepare` alone
+            inspect.signature(get_object(node["_target_"])).bind_partial(**dict.fromkeys(known))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_has_a_script_that_shows_its_config(stage: str, tmp_path: Path) -> None:
+    done = python("-X", "importtime", ROOT / f"{stage}.py", "--cfg", "job", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = yaml.safe_load(done.stdout)
+    assert composed(stage).keys() <= shown.keys()
+    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("train.py trainer.max_epoch=3", "max_epoch in .* Did you mean trainer.max_epochs?"),
+        ("train.py data.augment.shft=0", "Did you mean data.augment.shift?"),
+        ("train.py trainr=cpu", "Did you mean trainer?"),
+        ("train.py model=resnt", "model=resnt.* Did you mean resnet? .*cnn, mlp, resnet, vit"),
+        ("train.py model=resnet model.depth=[2]", "Did you mean model.depths?"),
+        ("train.py experiment=basline", "Did you mean baseline?"),
+        ("train.py model=mlp,cnn", "--multirun"),
+        ("train.py model", "cannot read 'model'"),
+        ("train.py name=a=(b", "cannot read 'name=a=(b'"),
+        ("train.py data=base", "data.name"),
+        ("train.py seed=???", "seed has no value: add seed="),
+        ("train.py scheduler=null", "scheduler"),
+        ("train.py resume=runs/none", "resume=runs/none"),
+        ("evaluate.py", "run has no value: add run="),
+        ("evaluate.py run=runs/none", "run=runs/none: there is no such folder or file"),
+        ("evaluate.py run=. splt=val", "Did you mean split?"),
+        ("evaluate.py run=.", "run=.: this folder holds no checkpoint"),
+        ("predict.py run=.", "input has no value: add input="),
+        ("predict.py run=. input=.", "run=.: this folder holds no checkpoint"),
+        ("prepare.py data=digit", "Did you mean digits?"),
+    ],
+)
+def test_a_mistake_is_one_line_before_torch(command: str, message: str, tmp_path: Path) -> None:
+    script, *words = command.split()
+    done = python("-X", "importtime", ROOT / script, *words, cwd=tmp_path)
+    assert done.returncode == 1
+    (line,) = said(done)
+    assert re.search("^error: .*" + message.replace("?", r"\?").replace("(", r"\("), line)
+    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
+    done = python(ROOT / "train.py", "+requires.no_such_module=no-such-package", cwd=tmp_path)
+    assert done.returncode == 1
+    assert said(done)[-1].endswith("no_such_module, not installed: pip install no-such-package")
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root with the pipeline's params and configs, in which `resolve` may write."""
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    shutil.copytree(CONFIGS, tmp_path / "configs")
+    monkeypatch.setattr(resolve, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_resolved_configs_are_the_same_everywhere(pipeline: Path) -> None:
+    (pipeline / "configs/local").mkdir(exist_ok=True)
+    (pipeline / "configs/local/default.yaml").write_text("runs_dir: /scratch/of/mine\n")
+    resolve.main()
+    first = {path.name: path.read_bytes() for path in (pipeline / "resolved").iterdir()}
+    resolve.main()
+    assert {path.name: path.read_bytes() for path in (pipeline / "resolved").iterdir()} == first
+    assert first.keys() == {f"{stage}.yaml" for stage in ("prepare", "train", "evaluate")}
+    for text in map(bytes.decode, first.values()):
+        assert "${" not in text
+        assert not re.search(r": ['\"]?/", text)
+        assert str(ROOT) not in text
+
+
+def test_params_reach_the_resolved_configs(pipeline: Path) -> None:
+    params = yaml.safe_load((pipeline / "params.yaml").read_text(encoding="utf-8"))
+    params["train"] += " trainer.max_epochs=3 'name=two words'"
+    (pipeline / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    resolve.main()
+    config = yaml.safe_load((pipeline / "resolved/train.yaml").read_text(encoding="utf-8"))
+    assert config["trainer"]["max_epochs"] == 3
+    assert config["name"] == "two words"
+
+
+def test_params_of_two_data_sets_are_refused(pipeline: Path) -> None:
+    params = yaml.safe_load((pipeline / "params.yaml").read_text(encoding="utf-8"))
+    params["dataset"], params["train"] = "image_folder", "data=digits"
+    (pipeline / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    with pytest.raises(UserError, match=r"train uses data/prepared/digits"):
+        resolve.main()

@@ -1,0 +1,19 @@
+"""Train a model: `python train.py [group=option] [key=value]`."""
+
+import hydra
+from omegaconf import DictConfig
+
+from {{ cookiecutter.package_name }}.cli import checked, run_stage
+
+
+@hydra.main(version_base="1.3", config_path="configs", config_name="train")
+@checked
+def train(config: DictConfig) -> None:
+    """Load what the work needs once the config is known to be good."""
+    from {{ cookiecutter.package_name }}.training.launch import run
+
+    run(config)
+
+
+if __name__ == "__main__":
+    run_stage(train)

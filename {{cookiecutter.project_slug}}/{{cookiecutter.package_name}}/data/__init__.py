@@ -1,0 +1,1 @@
+"""Raw files → arrays on disk → batches."""

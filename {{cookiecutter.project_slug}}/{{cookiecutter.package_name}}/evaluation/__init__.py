@@ -1,0 +1,1 @@
+"""A checkpoint → figures, tables and predictions."""

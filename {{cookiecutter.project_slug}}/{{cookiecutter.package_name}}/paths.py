@@ -1,0 +1,55 @@
+"""Where things lie: the project's root, a run folder, a checkpoint. No torch here."""
+
+from pathlib import Path
+
+from .errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def from_root(path: str | Path) -> Path:
+    """An absolute path; a relative one starts at the project's root, wherever one stands."""
+    return ROOT / path
+
+
+def from_here(path: str | Path) -> Path:
+    """A path as it was typed: from the working directory, or else from the project's root."""
+    typed = Path(path).expanduser().absolute()
+    return typed if typed.exists() else from_root(path)
+
+
+def find_checkpoint(run: str | Path, prefer: str = "best", key: str = "run") -> Path:
+    """The checkpoint that `run` means.
+
+    Args:
+        run: A run folder, a folder that holds a .ckpt, or a .ckpt file.
+        prefer: `best` or `last`, where a run folder has both.
+        key: The config key that `run` was given to, for errors.
+
+    Raises:
+        UserError: If nothing lies there, or the folder holds no checkpoint.
+    """
+    path = from_here(run)
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise UserError(f"{key}={run}: there is no such folder or file.")
+    for name in dict.fromkeys((prefer, "best", "last")):
+        for folder in (path / "checkpoints", path):
+            if (folder / f"{name}.ckpt").is_file():
+                return folder / f"{name}.ckpt"
+    raise UserError(f"{key}={run}: this folder holds no checkpoint (best.ckpt or last.ckpt).")
+
+
+def run_folder_of(checkpoint: Path) -> Path:
+    """The run folder that a checkpoint belongs to; for one that lies alone, its own folder."""
+    folder = checkpoint.parent
+    return folder.parent if folder.name == "checkpoints" else folder
+
+
+def as_typed(path: Path) -> str:
+    """The shortest way to name a path from the working directory."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

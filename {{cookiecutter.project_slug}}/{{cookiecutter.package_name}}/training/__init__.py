@@ -1,0 +1,1 @@
+"""A config → a finished run."""

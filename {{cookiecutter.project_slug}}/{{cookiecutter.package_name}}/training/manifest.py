@@ -1,0 +1,90 @@
+"""run.json: what a run was made from, and how it went."""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ..paths import ROOT
+
+PACKAGES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "dvc")
+
+
+@contextmanager
+def manifest(folder: Path, facts: dict[str, Any]) -> Iterator[None]:
+    """Keep run.json while a run goes on: status `running`, then `finished` or `failed`.
+
+    Args:
+        folder: The run folder.
+        facts: What the caller knows: seed, command, data fingerprint, ….
+    """
+    record = {
+        **facts,
+        "git": git_state(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "hardware": hardware(),
+        "start": _now(),
+        "end": None,
+        "status": "running",
+    }
+    _write(folder, record)
+    try:
+        yield
+    except BaseException as error:
+        cause = (str(error) or type(error).__name__).strip().splitlines()[-1]
+        _write(folder, {**record, "end": _now(), "status": "failed", "error": cause})
+        raise
+    _write(folder, {**record, "end": _now(), "status": "finished"})
+
+
+def git_state() -> dict[str, Any]:
+    """The commit that is checked out and whether files differ from it; None without git."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        dirty = bool(_git("status", "--porcelain"))
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "dirty": None}
+    return {"commit": commit, "dirty": dirty}
+
+
+def hardware() -> dict[str, Any]:
+    """Host, processor, cores and accelerators."""
+    import torch
+
+    gpus = range(torch.cuda.device_count())
+    return {
+        "host": platform.node(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(index) for index in gpus],
+    }
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30
+    )
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _write(folder: Path, record: dict[str, Any]) -> None:
+    text = json.dumps(record, indent=2, ensure_ascii=False)
+    (folder / "run.json").write_text(text + "\n", encoding="utf-8")
