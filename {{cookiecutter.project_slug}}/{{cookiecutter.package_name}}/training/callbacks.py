@@ -1,6 +1,7 @@
 """What a run writes down, and what ends it early."""
 
 import csv
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,8 @@ class EMA(WeightAveraging):
             return share * mean + (1 - share) * current
 
         super().__init__(use_buffers=True, avg_fn=average)
+        # The task overrides configure_model for FSDP alone, which `launch` refuses beside this.
+        warnings.filterwarnings("ignore", "You're using the WeightAveraging callback with a model")
 
 
 class Profile(Callback):
