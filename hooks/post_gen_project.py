@@ -33,6 +33,27 @@ PATHS: dict[str, dict[str, list[str]]] = {
         "ssh": [".dvc/config-ssh"],
     },
     "ci": {"github": [".github"], "gitlab": [".gitlab-ci.yml"], "none": []},
+    "cluster": {
+        "slurm": [
+            "cluster/slurm.sh",
+            "configs/launcher/slurm.yaml",
+            "{{cookiecutter.package_name}}/training/slurm.py",
+            "tests/test_slurm.py",
+        ],
+        "kubernetes": [
+            "cluster/kubernetes.yaml",
+            "configs/launcher/kubernetes.yaml",
+            "{{cookiecutter.package_name}}/training/kubernetes.py",
+            "tests/test_kubernetes.py",
+        ],
+        "ray": [
+            "configs/launcher/ray.yaml",
+            "{{cookiecutter.package_name}}/training/ray.py",
+            "tests/test_ray.py",
+        ],
+        "all": [],  # owns what the others own
+        "none": [],
+    },
     # Cumulative: an option owns its own paths and those of the options before it.
     "scope": {"train": [], "ship": [], "serve": []},
 }
@@ -49,19 +70,22 @@ GIT_ENV = {k: v for k, v in os.environ.items() if k not in FOREIGN} | {"GIT_TERM
 
 
 def select(answers: dict[str, str]) -> None:
-    """Delete the paths of options not chosen and give chosen variants their final name."""
+    """Delete what no chosen option owns, and give chosen variants their final name."""
     for question, options in PATHS.items():
         chosen = answers[question]
         kept = list(options)[: list(options).index(chosen) + 1]
         for option, paths in options.items():
-            keep = option in kept if question in CUMULATIVE else option == chosen
+            keep = option in kept if question in CUMULATIVE else chosen in (option, "all")
             for path in map(Path, paths):
                 if keep:
                     path.rename(path.with_name(path.name.removesuffix(f"-{option}")))
-                elif path.is_dir():
+                    continue
+                if path.is_dir():
                     shutil.rmtree(path)
                 else:
                     path.unlink()
+                if not any(path.parent.iterdir()):
+                    path.parent.rmdir()
 
 
 def git(*args: str) -> str | None:

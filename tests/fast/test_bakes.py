@@ -22,14 +22,33 @@ MATRIX = [
 ]
 # What the default bake holds, and how an option differs from the default one.
 DEFAULT_FILES = set((TEMPLATE / "tests/fast/files.txt").read_text("utf-8").split())
+KUBERNETES = {
+    "cluster/kubernetes.yaml",
+    "configs/launcher/kubernetes.yaml",
+    "my_project/training/kubernetes.py",
+    "tests/test_kubernetes.py",
+}
+RAY = {"configs/launcher/ray.yaml", "my_project/training/ray.py", "tests/test_ray.py"}
 ADDED = {
     ("tracker", "wandb"): {"configs/logger/wandb.yaml"},
     ("tracker", "mlflow"): {"configs/logger/mlflow.yaml"},
     ("ci", "gitlab"): {".gitlab-ci.yml"},
+    ("cluster", "kubernetes"): KUBERNETES,
+    ("cluster", "ray"): RAY,
+    ("cluster", "all"): KUBERNETES | RAY,
+}
+SLURM = {
+    "cluster/slurm.sh",
+    "configs/launcher/slurm.yaml",
+    "my_project/training/slurm.py",
+    "tests/test_slurm.py",
 }
 REMOVED = {
     ("ci", "gitlab"): {".github/workflows/ci.yml"},
     ("ci", "none"): {".github/workflows/ci.yml"},
+    ("cluster", "kubernetes"): SLURM,
+    ("cluster", "ray"): SLURM,
+    ("cluster", "none"): SLURM,
 }
 # What only one option's text says, of the variants that end up under one name.
 MARKS = {
@@ -93,7 +112,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
     ".json": json.loads,
     ".py": ast.parse,
     ".toml": tomllib.loads,
-    ".yaml": yaml.safe_load,
+    ".yaml": lambda text: list(yaml.safe_load_all(text)),
     ".yml": yaml.safe_load,
 }
 

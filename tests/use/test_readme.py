@@ -172,7 +172,8 @@ def test_every_other_command(copy: Path, run: Run) -> None:
     first = copy / "runs/first"
     assert metrics(first / "evaluate")["test/acc"] > 0.8
     assert metrics(first / "evaluate-val")["val/count"] > 0
-    assert len(rows(first / "history.csv")) == 8, "resuming goes on where the run ended"
+    night = rows(copy / "runs/night/history.csv")
+    assert len(night) == 8, "resuming goes on where the run ended"
     assert len(rows(copy / "predictions.csv")) == 1797
     assert "lr: 0.001" in (copy / "resolved/train.yaml").read_text("utf-8")
 

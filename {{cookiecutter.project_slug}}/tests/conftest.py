@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import traceback
@@ -57,6 +58,7 @@ def python(*words: str | Path, cwd: Path) -> Done:
 def python_here(script: Path, *words: str, cwd: Path) -> Done:
     """As `python`, in this process, where torch and Lightning are loaded once for all tests."""
     out, err, code = StringIO(), StringIO(), 0
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     GlobalHydra.instance().clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [str(script), *words])
@@ -69,6 +71,9 @@ def python_here(script: Path, *words: str, cwd: Path) -> Done:
             except Exception:
                 code = 1
                 traceback.print_exc()
+            finally:
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+                    signal.signal(number, handlers[number])
     return Done([str(script), *words], code, out.getvalue(), err.getvalue())
 
 

@@ -74,7 +74,7 @@ def test_every_model_learns_one_batch_by_heart(model: str) -> None:
     labels = torch.from_numpy(digits.labels[:32])
     network = build_network(net_of(model), facts())
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.003)
-    for _ in range(80):
+    for _ in range(120):
         loss = nn.functional.cross_entropy(network(images), labels)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

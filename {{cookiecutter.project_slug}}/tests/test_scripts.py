@@ -219,7 +219,7 @@ def test_a_monitor_without_its_split_is_named(run: Run, tmp_path: Path) -> None:
     place = path_override("data.prepared_dir", tmp_path / "prepared")
     done = run("train.py", *FAST, "data.split.val=0", place)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("error: monitor=val/acc")
+    assert done.stderr.splitlines()[-1].startswith("error: monitor=val/loss")
     assert "Traceback" not in done.stdout + done.stderr
 
 

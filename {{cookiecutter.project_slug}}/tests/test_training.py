@@ -11,7 +11,7 @@ import torch
 from conftest import SHORT, Done, Run, composed, path_override
 from lightning.pytorch import Callback, LightningModule, Trainer
 from omegaconf import OmegaConf
-from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
+from tensorboard.backend.event_processing import event_accumulator
 
 from {{ cookiecutter.package_name }}.errors import UserError
 from {{ cookiecutter.package_name }}.models import network
@@ -226,7 +226,9 @@ def test_resume_goes_on(run: Run, tmp_path: Path) -> None:
     refused = run("train.py", *SHORT, place)
     assert refused.returncode == 1
     assert refused.stderr.strip().endswith("add resume=auto to go on.")
-    longer = run("train.py", *SHORT, path_override("resume", tmp_path / "one"))
+    longer = run(
+        "train.py", *SHORT, path_override("resume", tmp_path / "one"), "allow_changes=true"
+    )
     assert longer.returncode == 0, longer.stderr
     assert epochs(tmp_path / "one") == [0, 1, 2, 3, 4]
     assert "epoch 3/5" in longer.stdout

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import wraps
 from importlib.util import find_spec
 from typing import Any
@@ -37,6 +38,8 @@ HYDRA_SETTINGS = (
     "hydra.job_logging.root=null",
     "hydra.hydra_logging.root=null",
 )
+# What is left to do once the last job of a sweep has run, whether or not one has failed.
+at_end = ExitStack()
 
 
 def run_stage(stage: Callable[[], None]) -> None:
@@ -47,7 +50,8 @@ def run_stage(stage: Callable[[], None]) -> None:
     place = max(typed, default=len(sys.argv) - 1) + 1
     sys.argv[place:place] = HYDRA_SETTINGS
     try:
-        stage()
+        with at_end:
+            stage()
     except KeyboardInterrupt:
         sys.exit("interrupted")
     except Exception as error:
@@ -92,7 +96,7 @@ def check(config: DictConfig) -> None:
 
     Raises:
         UserError: If a value is missing, a package that a choice needs is not installed, or
-            `run` leads to no checkpoint.
+            `run`, `init_from` or `resume` leads to no checkpoint.
     """
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
@@ -100,8 +104,9 @@ def check(config: DictConfig) -> None:
     for module, package in config.requires.items():
         if find_spec(module) is None:
             raise UserError(f"this choice needs {module}, not installed: pip install {package}")
-    if "run" in config:
-        find_checkpoint(config.run)
+    for key in ("run", "init_from", "resume"):
+        if config.get(key) not in (None, "auto"):
+            find_checkpoint(config[key], key=key)
 
 
 def explain(error: Exception, stage: str) -> str:

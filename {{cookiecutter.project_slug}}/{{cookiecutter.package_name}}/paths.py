@@ -1,6 +1,7 @@
 """Where things lie: the project's root, a run folder, a checkpoint. No torch here."""
 
 from pathlib import Path
+from shlex import quote
 
 from .errors import UserError
 
@@ -22,7 +23,7 @@ def find_checkpoint(run: str | Path, prefer: str = "best", key: str = "run") -> 
     """The checkpoint that `run` means.
 
     Args:
-        run: A run folder, a folder that holds a .ckpt, or a .ckpt file.
+        run: A run folder, a folder that holds a .ckpt, or a .ckpt, which may be sharded.
         prefer: `best` or `last`, where a run folder has both.
         key: The config key that `run` was given to, for errors.
 
@@ -30,15 +31,27 @@ def find_checkpoint(run: str | Path, prefer: str = "best", key: str = "run") -> 
         UserError: If nothing lies there, or the folder holds no checkpoint.
     """
     path = from_here(run)
-    if path.is_file():
+    if path.is_file() or is_sharded(path):
         return path
     if not path.is_dir():
         raise UserError(f"{key}={run}: there is no such folder or file.")
     for name in dict.fromkeys((prefer, "best", "last")):
         for folder in (path / "checkpoints", path):
-            if (folder / f"{name}.ckpt").is_file():
-                return folder / f"{name}.ckpt"
+            found = folder / f"{name}.ckpt"
+            if found.is_file() or is_sharded(found):
+                return found
     raise UserError(f"{key}={run}: this folder holds no checkpoint (best.ckpt or last.ckpt).")
+
+
+def is_sharded(path: Path) -> bool:
+    """Whether this is a checkpoint that each rank has written a part of: a folder."""
+    return (path / ".metadata").is_file()
+
+
+def sharded_error(path: Path) -> str:
+    """What to tell whoever needs one file."""
+    module = f"{__package__}.training.consolidate"
+    return f"{as_typed(path)} is sharded, make it one file: python -m {module} {quote(str(path))}"
 
 
 def run_folder_of(checkpoint: Path) -> Path:

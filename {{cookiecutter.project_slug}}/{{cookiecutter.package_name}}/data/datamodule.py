@@ -1,6 +1,6 @@
 """Batches from prepared arrays: one indexed read of the memory map a batch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -43,6 +43,9 @@ class BatchRows(Sampler[np.ndarray]):
         rank: Of this process.
         world_size: Number of ranks.
         seed: Of the shuffle; None keeps the order and every row.
+
+    Attributes:
+        trained: An epoch, and how many of its batches are left out: a continued run has seen them.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class BatchRows(Sampler[np.ndarray]):
             raise UserError(f"{world_size} ranks cannot share a split of {len(rows)} images.")
         self.rows, self.batch_size = rows, batch_size
         self.rank, self.world_size = rank, world_size
-        self.seed, self.epoch = seed, 0
+        self.seed, self.epoch, self.trained = seed, 0, (0, 0)
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle anew; Lightning calls it before each epoch."""
@@ -68,7 +71,9 @@ class BatchRows(Sampler[np.ndarray]):
         rows = self.rows
         if self.seed is not None:
             rows = np.random.default_rng((self.seed, self.epoch)).permutation(rows)
-        for index in range(len(self)):
+        epoch, batches = self.trained
+        start = batches if epoch == self.epoch else 0
+        for index in range(start, len(self)):
             last = self.seed is None and index == len(self) - 1
             stop = None if last else (index + 1) * self.batch_size
             batch = rows[index * self.batch_size : stop]
@@ -84,13 +89,16 @@ class BatchLoader:
     Args:
         arrays: The prepared images.
         sampler: The rows of each batch; Lightning sets its epoch.
+        trained: How many batches of the epoch the trainer is done with; workers read ahead.
         options: Workers, pinned memory and prefetching of `torch.utils.data.DataLoader`.
     """
 
     batch_sampler = None  # Lightning asks for it where there is a sampler
 
-    def __init__(self, arrays: ImageArrays, sampler: BatchRows, **options: Any) -> None:
-        self.sampler = sampler
+    def __init__(
+        self, arrays: ImageArrays, sampler: BatchRows, trained: Callable[[], int], **options: Any
+    ) -> None:
+        self.sampler, self.trained = sampler, trained
         self._batches: DataLoader[Batch] = DataLoader(
             BatchDataset(arrays), sampler=sampler, batch_size=None, **options
         )
@@ -99,7 +107,15 @@ class BatchLoader:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(self._batches)
+        yield from self._batches  # not before the first batch: the epoch is set after iter()
+
+    def state_dict(self) -> dict[str, int]:
+        """Where in the epoch training stands; Lightning keeps it in checkpoints."""
+        return {"epoch": self.sampler.epoch, "batches": self.trained()}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from there."""
+        self.sampler.trained = (state["epoch"], state["batches"])
 
 
 class ImageDataModule(LightningDataModule):
@@ -162,6 +178,22 @@ class ImageDataModule(LightningDataModule):
         """In order, every image once."""
         return self._loader("test", self.batch_size, None)
 
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Start the random numbers of a training step anew, from its place in the run.
+
+        So there is no random state to keep for a run that is resumed, on any number of ranks.
+        """
+        trainer: Any = self.trainer
+        if trainer is not None and trainer.training:
+            rank, _ = self._share()
+            batch_idx = trainer.fit_loop.epoch_loop.batch_progress.current.processed
+            seed = hash((self.seed, trainer.current_epoch, batch_idx, rank))  # whole numbers: fixed
+            torch.default_generator.manual_seed(seed & (2**63 - 1))
+            device = trainer.strategy.root_device.type
+            if device != "cpu":
+                getattr(torch, device).manual_seed(seed & (2**63 - 1))
+        return batch
+
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Augment training batches, on the device."""
         if self.trainer is None or not self.trainer.training:
@@ -170,14 +202,18 @@ class ImageDataModule(LightningDataModule):
         return self.augment(images), labels
 
     def _loader(self, split: str, batch_size: int, seed: int | None) -> BatchLoader:
-        rank, world = 0, 1
-        if self.trainer is not None:
-            rank, world = self.trainer.global_rank, self.trainer.world_size
+        trainer: Any = self.trainer
         return BatchLoader(
             self.arrays,
-            BatchRows(self.arrays.splits[split], batch_size, rank, world, seed),
+            BatchRows(self.arrays.splits[split], batch_size, *self._share(), seed),
+            lambda: trainer.fit_loop.epoch_loop.batch_progress.current.processed,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             prefetch_factor=self.prefetch_factor,
             persistent_workers=self.num_workers > 0,
         )
+
+    def _share(self) -> tuple[int, int]:
+        """This rank's part of each batch, of how many; tensor parallel ranks read the same."""
+        share = self.trainer and self.trainer.distributed_sampler_kwargs
+        return (share["rank"], share["num_replicas"]) if share else (0, 1)

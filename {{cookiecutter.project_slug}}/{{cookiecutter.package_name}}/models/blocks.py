@@ -68,13 +68,14 @@ class Attention(nn.Module):
         super().__init__()
         if dim % heads:
             raise ValueError(f"dim={dim} is not a multiple of heads={heads}.")
-        self.heads, self.dropout = heads, dropout
-        self.qkv = nn.Linear(dim, 3 * dim)
+        self.width, self.dropout = dim // heads, dropout
+        self.qkv = nn.Linear(dim, 3 * dim)  # a head's queries, keys, values; then the next head's
         self.out = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend over T tokens."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        # Tensor parallel ranks hold some of the heads each.
+        q, k, v = self.qkv(x).unflatten(-1, (-1, 3, self.width)).permute(3, 0, 2, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout * self.training)
         return self.out(y.transpose(1, 2).flatten(2))
 

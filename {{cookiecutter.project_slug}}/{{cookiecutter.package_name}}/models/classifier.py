@@ -7,13 +7,13 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric, Metric, MetricCollection
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from ..errors import UserError
 from .network import build_network
+from .sharding import clip_by_norm, shard
 
 Batch = tuple[Tensor, Tensor]
 SPLITS = ("train", "val", "test")
@@ -67,9 +67,10 @@ class Classifier(LightningModule):
         mesh = self.device_mesh
         if mesh is None or self._sharded:
             return
-        for block in getattr(self.network.net, "shardable_blocks", list)():
-            fully_shard(block, mesh=mesh["data_parallel"])
-        fully_shard(self.network, mesh=mesh["data_parallel"])
+        shard(self.network, mesh)
+        for metric in self.modules():
+            if isinstance(metric, Metric):  # tensor parallel ranks count the same images
+                metric.process_group = mesh["data_parallel"].get_group()
         self._sharded = True
 
     def forward(self, images: Tensor) -> Tensor:
@@ -132,6 +133,18 @@ class Classifier(LightningModule):
         scheduler = factory(optimizer, **options)
         config = {"scheduler": scheduler, "interval": interval, "monitor": self.monitor}
         return {"optimizer": optimizer, "lr_scheduler": config}  # type: ignore[return-value]
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip over all ranks where the network is sharded."""
+        if self._sharded and gradient_clip_val and gradient_clip_algorithm != "value":
+            clip_by_norm(self.network.parameters(), gradient_clip_val)
+        else:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def _step(self, batch: Batch, split: str) -> tuple[Tensor, Tensor]:
         images, labels = batch

@@ -34,6 +34,10 @@ class MLP(nn.Module):
         self.head = MLPHead(widths[-1], num_classes, dropout)
         self.apply(init_weights)
 
+    def shardable_blocks(self) -> list[nn.Module]:
+        """The parts that FSDP gathers one at a time."""
+        return list(self.layers)
+
     def forward(self, images: Tensor) -> Tensor:
         """Float [N, C, H, W] → logits [N, K]."""
         return self.head(self.layers(images.flatten(1)))

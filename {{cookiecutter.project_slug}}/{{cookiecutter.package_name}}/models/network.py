@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..paths import find_checkpoint
+from ..paths import find_checkpoint, is_sharded, sharded_error
 
 PREFIX = "network."  # of the network's keys in a checkpoint of the LightningModule
 
@@ -78,6 +78,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         UserError: If the file is no such checkpoint.
     """
+    if is_sharded(path):
+        raise UserError(sharded_error(path))
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the unpickler trips over in a file of another kind
@@ -111,10 +113,14 @@ def network_from(
     """Build the network of a checkpoint that was read from `path`."""
     known = checkpoint["hyper_parameters"]
     network = build_network(known["net"], known["data"], trusted_modules)
-    saved = checkpoint["state_dict"].items()
-    weights = {key.removeprefix(PREFIX): value for key, value in saved if key.startswith(PREFIX)}
     try:
-        network.load_state_dict(weights)
+        network.load_state_dict(weights_in(checkpoint))
     except RuntimeError as error:
         raise UserError(f"{path} does not fit {known['net']['_target_']}: {error}") from error
     return network.eval()
+
+
+def weights_in(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The network's weights, by the names that they have in a `Network`."""
+    saved = checkpoint["state_dict"].items()
+    return {key.removeprefix(PREFIX): value for key, value in saved if key.startswith(PREFIX)}

@@ -48,6 +48,7 @@ class ViT(nn.Module):
         self.blocks = nn.Sequential(
             *(TransformerBlock(dim, heads, mlp_ratio, dropout) for _ in range(depth))
         )
+        self.heads, self.hidden = heads, int(dim * mlp_ratio)
         self.norm = nn.LayerNorm(dim)
         self.head = MLPHead(dim, num_classes)
         self.apply(init_weights)
@@ -55,6 +56,27 @@ class ViT(nn.Module):
     def shardable_blocks(self) -> list[nn.Module]:
         """The parts that FSDP gathers one at a time."""
         return list(self.blocks)
+
+    def parallel_plan(self, ranks: int) -> dict[str, str]:
+        """The layers that tensor parallel ranks share, by heads and by hidden features.
+
+        The outputs of one layer are split over ranks (`columns`), and so the inputs of the next
+        (`rows`).
+
+        Raises:
+            ValueError: If their number does not divide both.
+        """
+        if self.heads % ranks or self.hidden % ranks:
+            raise ValueError(
+                f"{ranks} ranks cannot share model.heads={self.heads} and the MLP's {self.hidden} "
+                "features (dim × mlp_ratio): it must divide both."
+            )
+        return {
+            "blocks.*.attention.1.qkv": "columns",
+            "blocks.*.attention.1.out": "rows",
+            "blocks.*.mlp.1": "columns",
+            "blocks.*.mlp.4": "rows",
+        }
 
     def forward(self, images: Tensor) -> Tensor:
         """Float [N, C, H, W] → logits [N, K]."""

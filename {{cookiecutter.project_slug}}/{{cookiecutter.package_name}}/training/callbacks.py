@@ -40,9 +40,14 @@ class History(Callback):
             with self.file.open(newline="", encoding="utf-8") as stream:
                 self.rows = [_numbers(row) for row in csv.DictReader(stream)]
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take up an epoch that a resumed run has begun."""
+        self._pending = trainer.current_epoch
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the epoch before."""
-        self._write(trainer)
+        if self._pending != trainer.current_epoch:
+            self._write(trainer)
         self._pending = trainer.current_epoch
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -21,12 +21,18 @@ from lightning.pytorch import (
     Trainer,
     seed_everything,
 )
-from lightning.pytorch.loggers import TensorBoardLogger
 from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from ..errors import user_error
+from ..errors import UserError, user_error
 from ..log import log, setup_logging
+from ..models.network import read_checkpoint, weights_in
+from ..models.sharding import recompute_activations
 from .callbacks import History, measured
+from .checkpoints import SafeCheckpointIO
+from .loggers import build_loggers, log_hyperparameters
+from .resumable import Resumable
 
 
 def fit(folder: Path) -> None:
@@ -37,18 +43,28 @@ def fit(folder: Path) -> None:
     """
     config = OmegaConf.load(folder / "config.yaml")
     assert isinstance(config, DictConfig)
-    is_first = not is_launched() or os.environ["RANK"] == "0"
+    is_first = count_ranks(config) == 1 or os.environ["RANK"] == "0"
     setup_logging(folder / "train.log" if is_first else None, terminal=is_first)
     torch.set_float32_matmul_precision(config.float32_matmul_precision)
     seed_everything(config.seed, workers=True, verbose=False)
     datamodule = build_datamodule(config)
     model = build_task(config, datamodule.facts)
     callbacks = build_callbacks(config, folder)
+    if config.init_from and not config.resume:
+        warm_start(model.network, Path(config.init_from), config.init_strict)
     trainer = build_trainer(config, folder, callbacks)
     count = sum(weights.numel() for weights in model.parameters())
     log.info("Run folder: %s", folder)
     log.info("Model: %s, %s parameters.", config.model._target_.rpartition(".")[2], f"{count:,}")
-    trainer.fit(model, datamodule, ckpt_path=config.resume, weights_only=True)
+    try:
+        trainer.fit(model, datamodule, ckpt_path=config.resume, weights_only=True)
+    except ValueError as error:
+        if "Tried to step" not in str(error):
+            raise
+        raise UserError(
+            "this scheduler was laid out for fewer steps, and cannot be stretched: "
+            "init_from=<run folder> starts anew from its weights."
+        ) from error
     metrics = best_metrics(trainer, callbacks, config)
     if config.test:
         metrics |= test_best(trainer, model, datamodule, folder)
@@ -57,9 +73,9 @@ def fit(folder: Path) -> None:
         (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
 
 
-def is_launched() -> bool:
-    """Whether torch's elastic launcher started this process; RANK alone may be a leftover."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+def count_ranks(config: DictConfig) -> int:
+    """Of the whole world."""
+    return int(config.trainer.devices * config.trainer.num_nodes)
 
 
 def build_datamodule(config: DictConfig) -> Any:
@@ -80,11 +96,13 @@ def build_task(config: DictConfig, facts: dict[str, Any]) -> Any:
         data=facts,
         loss=instantiate(config.loss),
         metrics=instantiate(config.metrics),
-        optimizer=instantiate(config.optimizer),
+        optimizer=instantiate(config.optimizer, lr=scaled_lr(config)),
         scheduler=instantiate(config.scheduler),
         monitor=config.monitor,
         **options,
     )
+    if config.activation_checkpointing:
+        recompute_activations(model.network)
     if config.compile:
         model.network.compile()  # in place: the keys of the checkpoint stay as they are
     return model
@@ -95,21 +113,21 @@ def build_callbacks(config: DictConfig, folder: Path) -> list[Callback]:
     callbacks: list[Callback] = []
     for name, one in config.callbacks.items():
         if one is not None and (name != "progress" or config.trainer.enable_progress_bar):
-            saves = name in ("checkpoint", "last")
-            into = {"dirpath": str(folder / "checkpoints")} if saves else {}
+            into = {"dirpath": str(folder / "checkpoints")} if name == "checkpoint" else {}
             callbacks.append(instantiate(one, **into))
-    return callbacks
+    # Whatever it may stop, the others are done with it.
+    return sorted(callbacks, key=lambda callback: isinstance(callback, Resumable))
 
 
 def build_trainer(config: DictConfig, folder: Path, callbacks: list[Callback]) -> Trainer:
     """The Trainer, with loggers that write into the run folder."""
-    loggers = [instantiate(one, save_dir=str(folder)) for one in config.logger.values() if one]
-    environment = TorchElasticEnvironment() if is_launched() else LightningEnvironment()
+    alone = count_ranks(config) == 1
+    environment = LightningEnvironment() if alone else TorchElasticEnvironment()
     return instantiate(
         config.trainer,
         callbacks=callbacks,
-        logger=loggers,
-        plugins=[environment],
+        logger=build_loggers(config, folder, alone or environment.global_rank() == 0),
+        plugins=[environment, SafeCheckpointIO()],
         default_root_dir=str(folder),
         use_distributed_sampler=False,  # the data module deals out rows itself
         _convert_="all",
@@ -132,21 +150,11 @@ def test_best(
 ) -> dict[str, float]:
     """Metrics of the best checkpoint on the test split."""
     best = folder / "checkpoints/best.ckpt"
-    if not best.is_file():
+    if not best.exists():
         log.warning("There is no best.ckpt: the weights as they are now are tested.")
-    path = str(best) if best.is_file() else None
+    path = str(best) if best.exists() else None
     results = trainer.test(model, datamodule, ckpt_path=path, verbose=False, weights_only=True)
     return dict(results[0]) if results else {}
-
-
-def log_hyperparameters(trainer: Trainer, config: DictConfig, metrics: dict[str, float]) -> None:
-    """Hand every logger the config; TensorBoard shows it beside the final metrics."""
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            logger.log_hyperparams(_plain(config), metrics, trainer.global_step)
-        else:
-            logger.log_hyperparams(_plain(config))
-        logger.finalize("success")
 
 
 def _plain(node: DictConfig) -> dict[str, Any]:
@@ -155,10 +163,56 @@ def _plain(node: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-if __name__ == "__main__":
+def scaled_lr(config: DictConfig) -> float:
+    """The learning rate for this batch size, where `optimizer.lr` was found for another.
+
+    Linear as Goyal et al. (2017, arXiv:1706.02677), or by the square root, as suits Adam
+    (Malladi et al., 2022, arXiv:2205.10287).
+    """
+    power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}.get(config.lr_scaling)
+    if power is None:
+        raise UserError(f"lr_scaling={config.lr_scaling}: take none, sqrt or linear.")
+    lr = config.optimizer.lr * (config.data.batch_size / config.lr_batch_size) ** power
+    if power:
+        log.info("Learning rate %g: %g scaled (%s).", lr, config.optimizer.lr, config.lr_scaling)
+    return float(lr)
+
+
+def warm_start(network: nn.Module, path: Path, strict: bool) -> None:
+    """Take over the weights of a checkpoint, and nothing else.
+
+    Args:
+        network: What is trained.
+        path: A checkpoint of this project.
+        strict: Refuse weights that do not fit, by name or shape; else leave them out and say so.
+    """
+    saved = weights_in(read_checkpoint(path))
+    own = network.state_dict()
+    fits = {key: saved[key] for key in own if key in saved and saved[key].shape == own[key].shape}
+    others = sorted(own.keys() ^ fits.keys() | saved.keys() ^ fits.keys())
+    if others and (strict or not fits):
+        raise UserError(
+            f"init_from={path}: {len(others)} weights do not fit ({', '.join(others[:3])}, …): "
+            "init_strict=false takes those that do."
+        )
+    network.load_state_dict(fits, strict=False)
+    log.info("%d weights from %s.", len(fits), path)
+    if others:
+        log.warning("They start anew, since they do not fit: %s", ", ".join(others))
+
+
+def main(folder: Path) -> None:
+    """One rank of this project's launcher, which prints how the first one failed."""
+    handler = get_error_handler()
+    handler.initialize()
     try:
-        fit(Path(sys.argv[1]))
+        fit(folder)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except Exception as error:
-        if (known := user_error(error)) is None:
-            raise
-        sys.exit(f"error: {known}")
+        handler.record_exception(UserError(str(known)) if (known := user_error(error)) else error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,24 +1,30 @@
 """`train`: resolve the config once, make the run folder once, start as many ranks as it wants."""
 
 import json
-import os
 import re
 import shlex
 import shutil
 import sys
-from datetime import datetime
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
 from ..data.prepare import prepare
 from ..errors import UserError
 from ..log import console, record_failure, setup_logging
-from ..paths import ROOT, as_typed, find_checkpoint, from_root, run_folder_of
-from .manifest import manifest
+from ..paths import ROOT, as_typed, find_checkpoint, from_root
+from .checks import check_batch_size, check_data, settle_ranks
+from .folders import open_folder
+from .manifest import manifest, write_manifest
+from .ranks import start_ranks
+from .resumable import handle_signals, leave
+from .shardable import check_resumable
+from .world import from_first, joined
 
 PUBLISHED = ("checkpoints/best.ckpt", "metrics.json", "history.csv")
 
@@ -29,174 +35,75 @@ def run(config: DictConfig) -> None:
     Raises:
         UserError: If the config, the data or the machine cannot do what is asked, before any
             training; or if training ended for a reason that the user can mend.
+        SystemExit: 143 or 130, if a signal ended it; then it can be resumed.
     """
-    world_size = count_ranks(config.trainer)
-    check_batch_size(config.data.batch_size, world_size, config.trainer.accumulate_grad_batches)
-    settle_devices(config, world_size)
-    resumed = checkpoint_to_resume(config)
+    handle_signals(leave)
     setup_logging()
+    world = joined()
+    ranks = settle_ranks(config, world)
+    check_batch_size(config)
+    if config.launcher._target_:
+        submit(config)
+        return
+    from .fit import fit
+
+    with ExitStack() as stack:
+        if world is None:
+            folder = stack.enter_context(opened(config))
+        else:  # rank 0 opens it, the others are told
+            folder = Path(from_first(world, lambda: str(stack.enter_context(opened(config)))))
+        if world is None and ranks > 1:
+            start_ranks(folder, ranks)
+        else:
+            fit(folder)
+
+
+@contextmanager
+def opened(config: DictConfig) -> Iterator[Path]:
+    """The run folder with config.yaml and run.json in it; at the end, a run's last lines."""
     data = prepare(config.data, check_files=False)
-    if config.monitor.startswith("val/") and not sum(data.counts["val"]):
-        raise UserError(
-            f"monitor={config.monitor}: the val split is empty: set monitor=train/loss mode=min."
-        )
-    folder = run_folder(config, resumed)
-    config.run_dir, config.resume = str(folder), resumed and str(resumed)
+    check_data(config, data)
+    with open_folder(config, data.fingerprint) as run:
+        check_resumable(config, run.checkpoint)
+        write_config(config, run.path, run.checkpoint)
+        command = retyped()
+        facts = {
+            "command": " ".join([*command, *_quoted(resume=run.checkpoint)]),
+            "seed": config.seed,
+            "data": {"prepared_dir": config.data.prepared_dir, "fingerprint": data.fingerprint},
+            "world_size": config.trainer.devices * config.trainer.num_nodes,
+        }
+        with manifest(run.path, facts):
+            try:
+                yield run.path
+            except Exception as error:
+                record_failure(run.path / "train.log", error)
+                raise
+        if config.publish_dir:
+            publish(run.path, from_root(config.publish_dir))
+        summarise(run.path, command)
+
+
+def submit(config: DictConfig) -> None:
+    """Hand the run to a cluster: its job trains from the run folder's config.yaml."""
+    facts = {"command": " ".join(retyped()), "seed": config.seed}
+    with open_folder(config) as run:
+        write_config(config, run.path, run.checkpoint)
+        write_manifest(run.path, {**facts, "status": "submitted"})
+    try:
+        get_method(config.launcher._target_)(run.path, config)
+    except Exception as error:
+        write_manifest(run.path, {**facts, "status": "failed", "error": str(error)})
+        raise
+
+
+def write_config(config: DictConfig, folder: Path, checkpoint: Path | None) -> None:
+    """Write config.yaml: what each rank reads, with nothing left to resolve or to look for."""
+    config.run_dir, config.resume = str(folder), checkpoint and str(checkpoint)
+    if config.init_from:
+        config.init_from = str(find_checkpoint(config.init_from, key="init_from"))
     OmegaConf.resolve(config)
     OmegaConf.save(config, folder / "config.yaml")
-    command = retyped()
-    facts = {
-        "command": " ".join([*command, *_quoted(resume=resumed)]),
-        "seed": config.seed,
-        "data": {"prepared_dir": config.data.prepared_dir, "fingerprint": data.fingerprint},
-        "world_size": world_size,
-    }
-    with manifest(folder, facts):
-        try:
-            start(folder, config, world_size)
-        except BaseException as error:
-            record_failure(folder / "train.log", error)
-            raise
-    if config.publish_dir:
-        publish(folder, from_root(config.publish_dir))
-    summarise(folder, command)
-
-
-def start(folder: Path, config: DictConfig, world_size: int) -> None:
-    """Train in this process, or in one process a rank."""
-    if world_size == 1:
-        from .fit import fit
-
-        fit(folder)
-        return
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    # Ranks read config.yaml of the run folder; none reads the command line.
-    search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(search)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // world_size)))
-    launcher = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=world_size,
-        run_id=folder.name,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",  # a free port
-        max_restarts=0,
-        monitor_interval=0.5,
-    )
-    module = f"{__package__}.fit"
-    try:
-        elastic_launch(launcher, sys.executable)("-m", module, str(folder))
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        code = failure.exitcode
-        raise UserError(f"rank {rank} failed with exit code {code}: see above.") from None
-
-
-def count_ranks(trainer: DictConfig) -> int:
-    """How many processes the trainer's config asks for.
-
-    Raises:
-        UserError: If devices and strategy do not fit each other or the machine.
-    """
-    devices, alone = trainer.devices, trainer.strategy == "auto"
-    if devices in ("auto", -1):
-        import torch
-
-        devices = 1 if alone else torch.cuda.device_count()
-        if not devices or trainer.accelerator == "cpu":
-            raise UserError(
-                "trainer.devices=auto counts GPUs: for ranks on a CPU say how many, "
-                "trainer.accelerator=cpu trainer.devices=2"
-            )
-    if not isinstance(devices, int) or devices < 1:
-        raise UserError(f"trainer.devices={devices}: take a number of devices, or auto.")
-    if alone and devices * trainer.num_nodes > 1:
-        raise UserError(f"trainer.devices={devices} needs trainer=ddp or trainer=fsdp.")
-    return int(devices)
-
-
-def settle_devices(config: DictConfig, world_size: int) -> None:
-    """Write down what `auto` came to, so that every rank reads the same."""
-    config.trainer.devices = world_size // config.trainer.num_nodes
-    strategy = config.trainer.strategy
-    if OmegaConf.is_dict(strategy) and "data_parallel_size" in strategy:
-        if config.callbacks.get("ema"):
-            raise UserError("sharded weights cannot be averaged: leave callbacks=ema out.")
-        if strategy.data_parallel_size == "auto":
-            strategy.data_parallel_size = world_size // strategy.tensor_parallel_size
-
-
-def check_batch_size(batch_size: Any, world_size: int, accumulate: int) -> None:
-    """Refuse a batch that ranks and accumulation steps cannot share equally."""
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise UserError(f"data.batch_size={batch_size}: take a whole number above 0.")
-    parts = world_size * accumulate
-    if batch_size % parts:
-        below, above = batch_size // parts * parts, (batch_size // parts + 1) * parts
-        fits = f"{below} or {above}" if below else f"{above}"
-        raise UserError(
-            f"data.batch_size={batch_size} cannot be shared by {world_size} ranks × {accumulate} "
-            f"accumulation steps: take {fits}."
-        )
-
-
-def checkpoint_to_resume(config: DictConfig) -> Path | None:
-    """The checkpoint that `resume` means, if any."""
-    if config.resume is None:
-        return None
-    if config.resume != "auto":
-        return find_checkpoint(config.resume, prefer="last", key="resume")
-    if config.run_dir is None:
-        raise UserError("resume=auto needs run_dir=<folder>, to find the run again.")
-    try:
-        return find_checkpoint(from_root(config.run_dir), prefer="last")
-    except UserError:
-        return None
-
-
-def run_folder(config: DictConfig, resumed: Path | None) -> Path:
-    """Make the run folder, or take the one that is resumed.
-
-    Raises:
-        UserError: If `run_dir` holds another run, or the folder cannot be written.
-    """
-    if config.run_dir is not None:
-        folder = from_root(config.run_dir)
-        if (folder / "config.yaml").exists() and resumed is None and config.resume != "auto":
-            raise UserError(f"run_dir={config.run_dir} holds a run: add resume=auto to go on.")
-    elif resumed is not None:
-        folder = run_folder_of(resumed)
-    else:
-        return _new_folder(from_root(config.runs_dir) / config.name)
-    _make(folder, exist_ok=True)
-    return folder
-
-
-def _new_folder(parent: Path) -> Path:
-    """`parent/<timestamp>`, or with -1, -2, …: made exclusively, so no two runs share one."""
-    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    _make(parent, exist_ok=True)
-    number = 0
-    while True:
-        folder = parent / (f"{stamp}-{number}" if number else stamp)
-        try:
-            _make(folder, exist_ok=False)
-        except FileExistsError:
-            number += 1
-        else:
-            return folder
-
-
-def _make(folder: Path, exist_ok: bool) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=exist_ok)
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise UserError(f"cannot write {folder} ({error.strerror}): set runs_dir=….") from error
 
 
 def publish(folder: Path, target: Path) -> None:
@@ -229,7 +136,7 @@ def summarise(folder: Path, command: list[str]) -> None:
         "  ".join(f"{key} {value:.4f}" for key, value in (tested or metrics).items()),
         f"run folder  {as_typed(folder)}",
     ]
-    if (folder / "checkpoints/last.ckpt").is_file():
+    if (folder / "checkpoints/last.ckpt").exists():
         evaluate = ["python", shlex.quote(as_typed(ROOT / "evaluate.py")), *_quoted(run=folder)]
         lines.append(f"evaluate    {' '.join(evaluate)}")
         lines.append(f"resume      {' '.join([*command, *_quoted(resume=folder)])}")

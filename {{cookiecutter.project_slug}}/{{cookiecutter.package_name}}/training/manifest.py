@@ -18,7 +18,9 @@ PACKAGES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "dvc")
 
 @contextmanager
 def manifest(folder: Path, facts: dict[str, Any]) -> Iterator[None]:
-    """Keep run.json while a run goes on: status `running`, then `finished` or `failed`.
+    """Keep run.json while a run goes on.
+
+    Its status is `running`, then `finished`, `stopped` (by a signal, after saving) or `failed`.
 
     Args:
         folder: The run folder.
@@ -33,15 +35,44 @@ def manifest(folder: Path, facts: dict[str, Any]) -> Iterator[None]:
         "start": _now(),
         "end": None,
         "status": "running",
+        "earlier": _parts(folder),
     }
-    _write(folder, record)
+    write_manifest(folder, record)
     try:
         yield
+    except SystemExit:
+        write_manifest(folder, {**record, "end": _now(), "status": "stopped"})
+        raise
     except BaseException as error:
         cause = (str(error) or type(error).__name__).strip().splitlines()[-1]
-        _write(folder, {**record, "end": _now(), "status": "failed", "error": cause})
+        write_manifest(folder, {**record, "end": _now(), "status": "failed", "error": cause})
         raise
-    _write(folder, {**record, "end": _now(), "status": "finished"})
+    write_manifest(folder, {**record, "end": _now(), "status": "finished"})
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """run.json; empty where there is none that can be read."""
+    try:
+        return json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def write_manifest(folder: Path, record: dict[str, Any]) -> None:
+    """Write run.json, whole."""
+    text = json.dumps(record, indent=2, ensure_ascii=False)
+    scratch = folder / ".run.json.part"
+    scratch.write_text(text + "\n", encoding="utf-8")
+    scratch.replace(folder / "run.json")
+
+
+def _parts(folder: Path) -> list[dict[str, Any]]:
+    """When the earlier parts of a resumed run ran, and how they ended."""
+    before = read_manifest(folder)
+    if "start" not in before:
+        return []
+    part = {key: before.get(key) for key in ("command", "start", "end", "status")}
+    return [*before.get("earlier", []), part]
 
 
 def git_state() -> dict[str, Any]:
@@ -83,8 +114,3 @@ def _version(package: str) -> str | None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _write(folder: Path, record: dict[str, Any]) -> None:
-    text = json.dumps(record, indent=2, ensure_ascii=False)
-    (folder / "run.json").write_text(text + "\n", encoding="utf-8")

@@ -71,7 +71,7 @@ class Pictures(Callback):
             )
         for board in boards:
             for name, figure in figures.items():
-                board.add_figure(name, figure, trainer.global_step)
+                board.add_figure(name, figure, trainer.global_step - 1)  # as its metrics
 
     def _due(self, trainer: Trainer) -> bool:
         last = trainer.max_epochs is not None and trainer.current_epoch + 1 == trainer.max_epochs

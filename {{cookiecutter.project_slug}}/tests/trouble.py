@@ -1,0 +1,31 @@
+"""A callback that brings a run to an end in the way that a test asks for."""
+
+import os
+import signal
+import time
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+
+class Trouble(Callback):
+    """Does at a batch's end what TROUBLE says: `<rank> <epoch> <batch> <what>`, or `sanity`.
+
+    The environment says it, not the config: a resumed run has the config of the first one.
+    """
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if os.environ.get("TROUBLE") == "sanity":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        place, _, what = os.environ.get("TROUBLE", "").rpartition(" ")
+        if place == f"{trainer.global_rank} {trainer.current_epoch} {batch_idx}":
+            if what == "raise":
+                raise RuntimeError("trouble in a step")
+            if what == "wait":
+                time.sleep(5)
+                return
+            os.kill(os.getpid(), getattr(signal, what))
