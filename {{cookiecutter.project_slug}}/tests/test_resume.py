@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, SHORT, Done, Run, composed, overrides_for, path_override, python_here
+from conftest import (
+    ROOT,
+    SHORT,
+    Done,
+    Run,
+    composed,
+    overrides_for,
+    path_override,
+    python,
+    python_here,
+)
 from filelock import FileLock
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -29,11 +39,14 @@ class Train:
     def __init__(self, folder: Path, prepared: Path) -> None:
         self.folder, self.prepared = folder, prepared
 
-    def __call__(self, *words: str, trouble: str = "") -> Done:
+    def __call__(self, *words: str, trouble: str = "", anew: bool = False) -> Done:
+        """Run train.py in this process, or `anew` in one of its own."""
         given = [*overrides_for("train.py", self.folder, self.prepared), *words]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TROUBLE", trouble)
-            return python_here(ROOT / "train.py", *given, cwd=self.folder)
+            patch.setenv("PYTHONPATH", str(ROOT / "tests"))
+            start = python if anew else python_here
+            return start(ROOT / "train.py", *given, cwd=self.folder)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -86,7 +99,8 @@ def test_stopped_and_resumed_is_as_if_it_had_not_been(at: str, train: Train, who
     assert done.returncode == 128 + signal.SIGTERM, done.stdout + done.stderr
     assert "SIGTERM: saved at epoch" in done.stdout
     assert json.loads((folder / "run.json").read_text())["status"] == "stopped"
-    done = train(*command)
+    # As a person does it; TensorBoard numbers the files of one process, and sorts them as words.
+    done = train(*command, anew=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert same(state(folder), state(whole))
     assert history(folder) == history(whole)
@@ -210,6 +224,25 @@ def test_resume_auto_finds_the_unfinished_run_of_this_config(run: Run, tmp_path:
     assert json.loads((first / "run.json").read_text())["status"] == "finished"
     assert run("train.py", *SHORT, "resume=auto").returncode == 0  # all are finished
     assert len(list(runs.iterdir())) == 3
+
+
+def test_a_run_that_early_stopping_ended_stays_ended(run: Run, tmp_path: Path) -> None:
+    never = ["+callbacks.early_stopping.min_delta=10", "callbacks.early_stopping.patience=1"]
+    command = [*SHORT, *never, path_override("run_dir", tmp_path / "run"), "resume=auto"]
+    assert run("train.py", *command).returncode == 0
+    before = history(tmp_path / "run")
+    assert len(before) < 5
+    done = run("train.py", *command)
+    assert done.returncode == 0, done.stderr
+    assert history(tmp_path / "run") == before
+
+
+def test_the_same_command_continues_a_warm_start(train: Train, trained: Path) -> None:
+    start = f'init_from="{os.path.relpath(trained, train.folder)}"'
+    command = [*WHOLE, start, path_override("run_dir", train.folder / "warm"), "resume=auto"]
+    assert train(*command, trouble="0 0 2 SIGTERM").returncode == 143
+    done = train(*command, trouble="0 0 4 SIGTERM")
+    assert done.returncode == 143, done.stderr
 
 
 def test_a_folder_in_use_is_refused(run: Run, tmp_path: Path) -> None:

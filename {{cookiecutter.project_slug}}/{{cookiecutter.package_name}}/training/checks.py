@@ -81,10 +81,8 @@ def check_batch_size(config: DictConfig) -> None:
         raise UserError(f"data.batch_size={batch_size}: take a whole number above 0.")
     sharded = OmegaConf.is_dict(trainer.strategy)
     together = trainer.strategy.get("tensor_parallel_size", 1) if sharded else 1
-    ranks, accumulate = (
-        trainer.devices * trainer.num_nodes // together,
-        trainer.accumulate_grad_batches,
-    )
+    ranks = trainer.devices * trainer.num_nodes // together
+    accumulate = trainer.accumulate_grad_batches
     parts = ranks * accumulate
     if batch_size % parts:
         below, above = batch_size // parts * parts, (batch_size // parts + 1) * parts

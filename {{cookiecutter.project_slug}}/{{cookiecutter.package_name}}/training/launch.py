@@ -42,6 +42,8 @@ def run(config: DictConfig) -> None:
     world = joined()
     ranks = settle_ranks(config, world)
     check_batch_size(config)
+    if config.init_from:  # written out, so that the same command again is the same config
+        config.init_from = str(find_checkpoint(config.init_from, key="init_from"))
     if config.launcher._target_:
         submit(config)
         return
@@ -100,8 +102,6 @@ def submit(config: DictConfig) -> None:
 def write_config(config: DictConfig, folder: Path, checkpoint: Path | None) -> None:
     """Write config.yaml: what each rank reads, with nothing left to resolve or to look for."""
     config.run_dir, config.resume = str(folder), checkpoint and str(checkpoint)
-    if config.init_from:
-        config.init_from = str(find_checkpoint(config.init_from, key="init_from"))
     OmegaConf.resolve(config)
     OmegaConf.save(config, folder / "config.yaml")
 

@@ -90,7 +90,7 @@ class Resumable(Callback):
     # --- training --------------------------------------------------------------------------
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A run that early stopping has ended stays ended; votes go through gloo, not the GPU."""
+        """Prepare to vote: through gloo, so that no GPU is waited for."""
         self._saved_at = time.monotonic()
         self._launcher = os.getppid()
         if trainer.world_size > 1:
@@ -98,7 +98,6 @@ class Resumable(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Go on from where the checkpoint was taken."""
-        trainer.should_stop = trainer.should_stop or self._stopped_early
         # The loader was made to count the steps, before there was a state to give it.
         trainer.fit_loop._load_combined_loader_states()
         # Lightning counts the batch before which the checkpoint was taken; it was not trained on.
@@ -179,9 +178,14 @@ class Resumable(Callback):
         return {**kept, "counts": self._counts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take them back; the counts once the model is on its device."""
-        self._stopped_early, self._metrics = state_dict["stopped_early"], state_dict["metrics"]
-        self._counts = state_dict["counts"]
+        """Take the figures back; `on_train_start` hands them on."""
+        self._metrics, self._counts = state_dict["metrics"], state_dict["counts"]
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """A run that early stopping has ended stays ended: Lightning does not begin an epoch."""
+        trainer.should_stop = checkpoint["callbacks"][self.state_key]["stopped_early"]
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
