@@ -56,7 +56,7 @@ MARKS = {
     ("license", "Apache-2.0"): ("LICENSE", "Apache License"),
     ("license", "BSD-3-Clause"): ("LICENSE", "BSD 3-Clause License"),
     ("license", "proprietary"): ("LICENSE", "All rights reserved."),
-    ("dvc_remote", "local"): (".dvc/config", "url = ../../my-project-dvc-storage"),
+    ("dvc_remote", "local"): (".dvc/config", "url = ~/dvc-storage/my-project"),
     ("dvc_remote", "s3"): (".dvc/config", "url = s3://"),
     ("dvc_remote", "gs"): (".dvc/config", "url = gs://"),
     ("dvc_remote", "azure"): (".dvc/config", "url = azure://"),

@@ -182,7 +182,7 @@ def test_what_it_names_is_there(project: Path) -> None:
     """Targets of make, options of groups and paths in the layout are the project's own."""
     text = (project / "README.md").read_text("utf-8")
     makefile = (project / "Makefile").read_text("utf-8")
-    targets = set(re.findall(r"[`\n]make (\w+)", text))
+    targets = set(re.findall(r"[`\n]make ([\w-]+)", text))
     assert targets
     assert all(f"\n{target}:" in makefile for target in targets)
     table = re.findall(r"^\| `(\w+)` \| ((?:`\w+` ?)+)", readme(project)["Train"], re.MULTILINE)

@@ -63,7 +63,8 @@ def test_every_option_composes_and_names_what_there_is(file: Path) -> None:
         for node in nodes(plain):
             known = {key for key in node if key not in HYDRA_OWN}
             if "prepared_dir" in known:
-                known -= {"name", "source", "split"}  # of the data group, for `prepare` alone
+                # of the data group, for `prepare` alone
+                known -= {"name", "source", "split", "strict"}
             if "nodes" in known:
                 known = {"folder", "config"}  # a launcher reads the config
             inspect.signature(get_object(node["_target_"])).bind_partial(**dict.fromkeys(known))

@@ -1,5 +1,7 @@
 """Where things lie: the project's root, a run folder, a checkpoint. No torch here."""
 
+import re
+from importlib import import_module
 from pathlib import Path
 from shlex import quote
 
@@ -23,14 +25,20 @@ def find_checkpoint(run: str | Path, prefer: str = "best", key: str = "run") -> 
     """The checkpoint that `run` means.
 
     Args:
-        run: A run folder, a folder that holds a .ckpt, or a .ckpt, which may be sharded.
+        run: A run folder, a folder that holds a .ckpt, or a .ckpt, which may be sharded; or a
+            released model, `<name>@<version>`, which DVC then fetches.
         prefer: `best` or `last`, where a run folder has both.
         key: The config key that `run` was given to, for errors.
 
     Raises:
-        UserError: If nothing lies there, or the folder holds no checkpoint.
+        UserError: If nothing lies there, the folder holds no checkpoint, or DVC cannot fetch it.
     """
     path = from_here(run)
+    if not path.exists() and (released := re.fullmatch(r"([^/@]+)@([^/@]+)", str(run))):
+        if key == "resume":
+            raise UserError(f"resume={run}: a released model is no run to resume: init_from={run}.")
+        # By name: stages of the pipeline, which take files, do not depend on that module.
+        return import_module(f"{__package__}.registry").fetch(released[1], released[2], key)
     if path.is_file() or is_sharded(path):
         return path
     if not path.is_dir():

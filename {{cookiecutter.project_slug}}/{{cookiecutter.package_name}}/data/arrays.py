@@ -26,6 +26,7 @@ class Meta:
         fingerprint: Hash of the arrays: equal fingerprints, equal data.
         settings: The config that the arrays were made with.
         inputs: Hash of the raw data that they were made from.
+        record: The same under DVC: `path` of the record, `md5` of the files; None without one.
         skipped: Unreadable images that were left out.
     """
 
@@ -37,6 +38,7 @@ class Meta:
     fingerprint: str
     settings: dict[str, Any]
     inputs: str
+    record: dict[str, str] | None = None
     skipped: int = 0
 
     def write(self, folder: Path) -> None:

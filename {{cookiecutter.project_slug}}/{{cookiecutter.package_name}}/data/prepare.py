@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..errors import UserError
 from ..log import console, log, setup_logging
 from ..paths import from_root
 from .arrays import SPLITS, Meta, read_meta
+from .records import check_record
 from .sources import Source
 
 
@@ -32,28 +34,34 @@ def prepare(data: DictConfig, check_files: bool = True, force: bool = False) -> 
     Args:
         data: The `data` group of a config: `source`, `split` and `prepared_dir`.
         check_files: Read the raw files again to see whether they have changed. Where only the
-            settings matter, prepared data are enough and raw ones need not be there.
+            settings matter, prepared data are enough and raw ones need not be there, unless DVC
+            has recorded others since.
         force: Prepare again although nothing has changed.
 
     Raises:
-        UserError: If the source or the split cannot work; what was there before stays.
+        UserError: If the source or the split cannot work, or the raw files are not the recorded
+            ones under `data.strict`; what was there before stays.
     """
     folder = from_root(data.prepared_dir)
     settings = {key: OmegaConf.to_container(data[key], resolve=True) for key in ("source", "split")}
-    if not (check_files or force) and (present := _up_to_date(folder, settings)):
-        return present
+    again = check_files or force
+    present = _made_with(folder, settings)
+    record = check_record(data, None if again else present)
+    if present and not again and record in (None, present.record):
+        return _up_to_date(folder, present)
     source: Source = instantiate(data.source)
     inputs = source.signature()
     _check_classes(source, data.split)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.parent / f".{folder.name}.lock"):  # runs that start together prepare once
-        if not force and (present := _up_to_date(folder, settings, inputs)):
-            return present
+        present = _made_with(folder, settings)
+        if present and not force and present.inputs == inputs:
+            return _up_to_date(folder, replace(present, record=record))
         # Written beside the target and renamed, so that an interrupted call leaves no half of it.
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
             written = Path(scratch) / "arrays"
             written.mkdir()
-            meta = write_arrays(source, data.split, settings, inputs, written)
+            meta = write_arrays(source, data.split, settings, inputs, record, written)
             shutil.rmtree(folder, ignore_errors=True)
             written.rename(folder)
     sizes = ", ".join(f"{sum(meta.counts[name])} {name}" for name in SPLITS)
@@ -63,16 +71,23 @@ def prepare(data: DictConfig, check_files: bool = True, force: bool = False) -> 
     return meta
 
 
-def _up_to_date(folder: Path, settings: dict[str, Any], inputs: str | None = None) -> Meta | None:
+def _made_with(folder: Path, settings: dict[str, Any]) -> Meta | None:
     present = read_meta(folder)
-    if present is None or present.settings != settings or inputs not in (None, present.inputs):
-        return None
+    return present if present and present.settings == settings else None
+
+
+def _up_to_date(folder: Path, present: Meta) -> Meta:
     log.info("Data: %s is up to date (%s).", folder, present.fingerprint[:12])
     return present
 
 
 def write_arrays(
-    source: Source, split: DictConfig, settings: dict[str, Any], inputs: str, folder: Path
+    source: Source,
+    split: DictConfig,
+    settings: dict[str, Any],
+    inputs: str,
+    record: dict[str, str] | None,
+    folder: Path,
 ) -> Meta:
     """Write images.npy, labels.npy, splits.npz and meta.json into an empty folder."""
     rows = _write_images(source, folder / "images.npy")
@@ -93,6 +108,7 @@ def write_arrays(
         fingerprint=_fingerprint(images, labels, splits, source.classes),
         settings=settings,
         inputs=inputs,
+        record=record,
         skipped=len(source.labels) - len(rows),
     )
     meta.write(folder)

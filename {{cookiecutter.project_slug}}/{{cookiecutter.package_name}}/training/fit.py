@@ -82,7 +82,7 @@ def build_datamodule(config: DictConfig) -> Any:
     """The LightningDataModule; what belongs to `prepare` alone is left out."""
     plain = _plain(config.data)
     kind = get_class(plain.pop("_target_"))
-    for key in ("name", "source", "split"):
+    for key in ("name", "source", "split", "strict"):
         plain.pop(key)
     return kind(**plain, seed=config.seed)
 

@@ -21,6 +21,7 @@ NOT_COMPARED = (
     *("run_dir", "runs_dir", "resume", "allow_changes", "publish_dir", "launcher", "logger"),
     *("requires", "compile", "activation_checkpointing", "callbacks.progress", "callbacks.last"),
     *("data.prepared_dir", "data.num_workers", "data.pin_memory", "data.prefetch_factor"),
+    "data.strict",
     *("trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.profiler"),
     *("trainer.log_every_n_steps", "trainer.max_time", "callbacks.finite_loss.every_n_steps"),

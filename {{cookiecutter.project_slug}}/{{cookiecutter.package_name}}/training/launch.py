@@ -85,7 +85,11 @@ def opened(config: DictConfig) -> Iterator[Path]:
         facts = {
             "command": " ".join([*command, *_quoted(resume=run.checkpoint)]),
             "seed": config.seed,
-            "data": {"prepared_dir": config.data.prepared_dir, "fingerprint": data.fingerprint},
+            "data": {
+                "prepared_dir": config.data.prepared_dir,
+                "fingerprint": data.fingerprint,
+                "record": data.record,
+            },
             "world_size": config.trainer.devices * config.trainer.num_nodes,
         }
         with manifest(run.path, facts):

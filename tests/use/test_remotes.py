@@ -1,0 +1,123 @@
+"""Data and models travel through DVC's remote: a folder of this user, and S3 on loopback."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import numpy as np
+import pytest
+from conftest import Bake, Run
+from moto.server import ThreadedMotoServer
+from PIL import Image
+
+RAW = "data/raw/flowers"
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+KEYS = {"AWS_ACCESS_KEY_ID": "key-of-the-test", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test"}
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """A server that speaks S3, with the bucket that a fresh bake names."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    client = boto3.client(
+        "s3",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
+    )
+    client.create_bucket(Bucket="your-bucket")
+    yield url
+    server.stop()
+
+
+@pytest.fixture
+def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of this machine's own accounts."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", *KEYS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def succeed(done: subprocess.CompletedProcess[str]) -> str:
+    """What a command printed, where it went well."""
+    assert done.returncode == 0, f"{done.args}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+    return done.stdout
+
+
+def add_images(project: Path) -> None:
+    """A few images of two classes."""
+    random = np.random.default_rng(0)
+    for name in ("rose", "tulip"):
+        (project / RAW / name).mkdir(parents=True)
+        for number in range(4):
+            pixels = random.integers(256, size=(8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(project / RAW / name / f"{number}.png")
+
+
+def make(project: Path, run: Run, *words: str) -> subprocess.CompletedProcess[str]:
+    """A target of the project's Makefile, with the environment of the tests."""
+    installed = f"--assume-old={sys.prefix}/.installed"
+    return run(project, "make", installed, f"VENV={sys.prefix}", *words)
+
+
+def produce(project: Path, run: Run) -> None:
+    """Images under DVC and a pipeline that has run, shortened; committed."""
+    add_images(project)
+    assert f"git add {RAW}.dvc" in succeed(make(project, run, "track-data", f"RAW={RAW}"))
+    params = project / "params.yaml"
+    text = re.sub("(?m)^(train: .*)$", r"\1 model=mlp trainer.max_epochs=1", params.read_text())
+    params.write_text(text)
+    succeed(run(project, "dvc", "repro", "evaluate", env=ONE_THREAD))
+    succeed(run(project, "git", "add", "--all"))
+    succeed(run(project, "git", "commit", "--quiet", "--message", "Images and a model"))
+
+
+def arrive(project: Path, clone: Path, run: Run) -> None:
+    """All is there and the same in a clone, and nothing has to run."""
+    assert succeed(run(clone, "dvc", "status")).strip() == "Data and pipelines are up to date."
+    for name in (f"{RAW}/tulip/3.png", "artifacts/train/best.ckpt"):
+        assert (clone / name).read_bytes() == (project / name).read_bytes()
+    words = ("run=artifacts/train", "out_dir=again")
+    succeed(run(clone, "python", "evaluate.py", *words, env=ONE_THREAD))
+    before = json.loads((project / "artifacts/evaluate/metrics.json").read_text("utf-8"))
+    assert json.loads((clone / "again/metrics.json").read_text("utf-8")) == before
+
+
+def test_local_folder(bake: Bake, run: Run, tmp_path: Path, home: Path) -> None:
+    """The default remote works at once, and for a clone anywhere on the machine."""
+    project, clone = bake(tmp_path / "house"), tmp_path / "far" / "away" / "clone"
+    assert make(project, run, "track-data").returncode != 0, "the bundled digits are no files"
+    produce(project, run)
+    succeed(run(project, "dvc", "push"))
+    assert (home / "dvc-storage" / project.name).is_dir()
+    succeed(run(project, "git", "clone", "--quiet", project, clone))
+    succeed(run(clone, "dvc", "pull"))
+    arrive(project, clone, run)
+
+
+@pytest.mark.usefixtures("no_keys")
+def test_s3(bake: Bake, run: Run, tmp_path: Path, endpoint: str) -> None:
+    """Endpoint and keys come from the environment, or from a file that git ignores."""
+    project, clone = bake(tmp_path / "house", dvc_remote="s3"), tmp_path / "clone"
+    produce(project, run)
+    assert "Unable to locate credentials" in run(project, "dvc", "push").stderr
+    succeed(run(project, "dvc", "push", env={"AWS_ENDPOINT_URL": endpoint, **KEYS}))
+    succeed(run(project, "git", "clone", "--quiet", project, clone))
+    for key, value in {
+        "endpointurl": endpoint,
+        "access_key_id": KEYS["AWS_ACCESS_KEY_ID"],
+        "secret_access_key": KEYS["AWS_SECRET_ACCESS_KEY"],
+    }.items():
+        succeed(run(clone, "dvc", "remote", "modify", "--local", "storage", key, value))
+    succeed(run(clone, "dvc", "pull"))
+    arrive(project, clone, run)
+    changed = succeed(run(clone, "git", "status", "--porcelain")).split()
+    assert changed == ["??", "again/"], "nothing of the keys is for git"
