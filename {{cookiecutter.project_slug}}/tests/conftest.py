@@ -17,7 +17,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
-from pipeline import STAGES, TRAIN, WRITTEN, Pipeline
+from pipeline import GATE, STAGES, TRAIN, WRITTEN, Pipeline
 
 from {{ cookiecutter.package_name }}.data.prepare import prepare
 
@@ -140,6 +140,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     if not (pipeline.root / "dvc.yaml").is_file():
         pytest.skip("this folder is in no git repository, which DVC needs")
     pipeline.set_params("train", TRAIN)
+    pipeline.set_params("gate", GATE)
     assert pipeline.call("git", "init", "--quiet").returncode == 0
     pipeline.commit()
     return pipeline

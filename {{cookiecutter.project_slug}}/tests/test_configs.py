@@ -138,7 +138,7 @@ def test_resolved_configs_are_the_same_everywhere(pipeline: Path) -> None:
     first = {path.name: path.read_bytes() for path in (pipeline / "resolved").iterdir()}
     resolve.main()
     assert {path.name: path.read_bytes() for path in (pipeline / "resolved").iterdir()} == first
-    stages = ("prepare", "train", "evaluate")
+    stages = ("prepare", "train", "evaluate", "gate")
     assert first.keys() == {f"{stage}.{kind}" for stage in stages for kind in ("yaml", "sha256")}
     for text in map(bytes.decode, first.values()):
         assert "${" not in text

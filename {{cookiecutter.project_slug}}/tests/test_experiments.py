@@ -39,7 +39,7 @@ def test_a_stopped_training_goes_on(whom: str, pipeline: Pipeline, tmp_path: Pat
     pipeline.dvc("checkout", "artifacts/train/best.ckpt")  # the last good model
     assert (pipeline.root / "artifacts/train/best.ckpt").read_bytes() == good
 
-    assert pipeline.repro() == {"train", "evaluate"}
+    assert pipeline.repro() == {"train", "evaluate", "gate"}
     assert len(pipeline.runs()) == 2
     again = ("publish_dir=" + str(tmp_path / "whole"), "run_dir=" + str(tmp_path / "run"))
     words = ("train.py", "--config-path", "resolved", "--config-name", "train", "test=false")
@@ -63,7 +63,7 @@ def test_changed_code_is_no_reason_to_go_on(pipeline: Pipeline) -> None:
     pipeline.set_params("train", "seed=3")
     pipeline.call("python", "-m", "dvc", "repro", env={"TROUBLE": "0 1 4 SIGTERM"})
     pipeline.add_line(f"{PACKAGE}/models/mlp.py", "# Mended.")
-    assert pipeline.repro() == {"resolve", "train", "evaluate"}
+    assert pipeline.repro() == {"resolve", "train", "evaluate", "gate"}
     states = [json.loads((run / "run.json").read_text("utf-8")) for run in pipeline.runs()]
     assert [state["status"] for state in states] == ["finished", "stopped", "finished"]
 

@@ -44,10 +44,10 @@ def test_plots_and_metrics_are_shown(pipeline: Pipeline) -> None:
 def test_a_changed_value_runs_what_reads_it(pipeline: Pipeline) -> None:
     before = (pipeline.root / "params.yaml").read_bytes()
     pipeline.set_params("evaluate", "batch_size=100")
-    assert pipeline.repro() == {"resolve", "evaluate"}
+    assert pipeline.repro() == {"resolve", "evaluate", "gate"}
     assert pipeline.changed() <= {"dvc.lock", "params.yaml", "resolved/evaluate.yaml"} | WRITTEN
     pipeline.set_params("train", "seed=3")
-    assert pipeline.repro() == {"resolve", "train", "evaluate"}
+    assert pipeline.repro() == {"resolve", "train", "evaluate", "gate"}
     trained = pipeline.runs()
     (pipeline.root / "params.yaml").write_bytes(before)
     assert pipeline.repro() == {"resolve"}  # the rest is restored from DVC's cache
@@ -66,9 +66,9 @@ def test_an_unused_config_or_module_runs_no_stage(pipeline: Pipeline) -> None:
 
 def test_a_changed_module_runs_what_imports_it(pipeline: Pipeline) -> None:
     pipeline.add_line(f"{PACKAGE}/evaluation/evaluate.py", "# Another thought.")
-    assert pipeline.repro() == {"resolve", "evaluate"}
+    assert pipeline.repro() == {"resolve", "evaluate", "gate"}
     pipeline.add_line(f"{PACKAGE}/models/mlp.py", "# Another thought.")
-    assert pipeline.repro() == {"resolve", "train", "evaluate"}
+    assert pipeline.repro() == {"resolve", "train", "evaluate", "gate"}
 
 
 SPY = """
