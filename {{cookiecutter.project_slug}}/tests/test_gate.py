@@ -341,7 +341,7 @@ def test_make_accept_commits_the_model_and_nothing_else(tmp_path: Path) -> None:
     project = Project(tmp_path)
     done = project.accept()
     assert done.returncode != 0
-    assert "dvc repro first" in done.stderr
+    assert "dvc repro (or pull) first" in done.stderr
     assert project.head()[0] == "first"
 
     assert project("dvc", "repro").returncode == 0
