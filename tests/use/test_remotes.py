@@ -1,7 +1,9 @@
 """Data and models travel through DVC's remote: a folder of this user, and S3 on loopback."""
 
+import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,9 +70,12 @@ def make(project: Path, run: Run, *words: str) -> subprocess.CompletedProcess[st
     return run(project, "make", installed, f"VENV={sys.prefix}", *words)
 
 
-def produce(project: Path, run: Run) -> None:
-    """Images under DVC and a pipeline that has run, shortened; committed."""
+@pytest.fixture(scope="module")
+def produced(bake: Bake, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default bake with images under DVC and a pipeline that has run, shortened; committed."""
+    project = bake(tmp_path_factory.mktemp("produced"))
     add_images(project)
+    assert make(project, run, "track-data").returncode != 0, "the bundled digits are no files"
     assert f"git add {RAW}.dvc" in succeed(make(project, run, "track-data", f"RAW={RAW}"))
     params = project / "params.yaml"
     text = re.sub("(?m)^(train: .*)$", r"\1 model=mlp trainer.max_epochs=1", params.read_text())
@@ -78,6 +83,12 @@ def produce(project: Path, run: Run) -> None:
     succeed(run(project, "dvc", "repro", "evaluate", env=ONE_THREAD))
     succeed(run(project, "git", "add", "--all"))
     succeed(run(project, "git", "commit", "--quiet", "--message", "Images and a model"))
+    return project
+
+
+def copied(project: Path, folder: Path) -> Path:
+    """A copy, for one test to change."""
+    return Path(shutil.copytree(project, folder / "house" / project.name, symlinks=True))
 
 
 def arrive(project: Path, clone: Path, run: Run) -> None:
@@ -91,23 +102,89 @@ def arrive(project: Path, clone: Path, run: Run) -> None:
     assert json.loads((clone / "again/metrics.json").read_text("utf-8")) == before
 
 
-def test_local_folder(bake: Bake, run: Run, tmp_path: Path, home: Path) -> None:
+def test_local_folder(produced: Path, run: Run, tmp_path: Path, home: Path) -> None:
     """The default remote works at once, and for a clone anywhere on the machine."""
-    project, clone = bake(tmp_path / "house"), tmp_path / "far" / "away" / "clone"
-    assert make(project, run, "track-data").returncode != 0, "the bundled digits are no files"
-    produce(project, run)
+    project, clone = copied(produced, tmp_path), tmp_path / "far" / "away" / "clone"
     succeed(run(project, "dvc", "push"))
     assert (home / "dvc-storage" / project.name).is_dir()
     succeed(run(project, "git", "clone", "--quiet", project, clone))
     succeed(run(clone, "dvc", "pull"))
     arrive(project, clone, run)
+    forget(clone, "artifacts/train/best.ckpt")
+    assert "not in cache" in succeed(run(clone, "dvc", "status"))
+    said = succeed(run(clone, "dvc", "repro", "--pull", "evaluate", env=ONE_THREAD))
+    assert "Running stage" not in said, "what was lost here is fetched, not trained again"
+    arrive(project, clone, run)
+
+
+def forget(project: Path, name: str) -> None:
+    """Lose an output and its copy in the cache."""
+    md5 = hashlib.md5((project / name).read_bytes()).hexdigest()
+    (project / ".dvc/cache/files/md5" / md5[:2] / md5[2:]).unlink()
+    (project / name).unlink()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 kB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no file systems can be mounted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_remote_that_fails_costs_nothing(
+    bake: Bake, run: Run, tmp_path: Path, small: Path
+) -> None:
+    """Full, absent or nowhere: the cause is said, and the next push does the rest."""
+    project = bake(tmp_path / "house")
+    add_images(project)
+    (project / RAW / "rose/large.png").write_bytes(bytes(range(256)) * 2048)
+    succeed(make(project, run, "track-data", f"RAW={RAW}"))
+    url = ("dvc", "remote", "modify", "--local", "storage", "url")
+    nowhere = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1", **KEYS}
+    for remote, cause in {
+        str(small / "storage"): "No space left on device",
+        "s3://your-bucket/x": "Could not connect to the endpoint",
+        "/proc/nowhere": "No such file or directory",
+    }.items():
+        succeed(run(project, *url, remote))
+        failed = run(project, "dvc", "push", env=nowhere)
+        assert failed.returncode != 0
+        assert cause in failed.stderr
+    succeed(run(project, *url, str(small / "storage")))
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small)], check=True)
+    succeed(run(project, "dvc", "push"))
+    shutil.rmtree(project / RAW)
+    shutil.rmtree(project / ".dvc/cache")
+    succeed(run(project, "dvc", "pull", f"{RAW}.dvc"))
+    assert len(list((project / RAW).rglob("*.png"))) == 9
+
+
+def test_without_git_or_a_remote_it_is_said(bake: Bake, run: Run, tmp_path: Path) -> None:
+    """One line says what to do, and training goes on without both."""
+    project = bake(tmp_path / "house")
+    add_images(project)
+    (project / ".dvc/config").write_text("[core]\n    analytics = false\n")
+    assert "dvc remote add -d" in run(project, "dvc", "push").stderr
+    shutil.rmtree(project / ".git")
+    for words in (["repro"], ["track-data", f"RAW={RAW}"]):
+        assert "error: DVC needs a git repository: git init" in make(project, run, *words).stderr
+    assert "not a git repository" in make(project, run, "release", "VERSION=v1.0.0").stderr
+    succeed(run(project, "python", "train.py", "debug=fast", "model=mlp", env=ONE_THREAD))
 
 
 @pytest.mark.usefixtures("no_keys")
-def test_s3(bake: Bake, run: Run, tmp_path: Path, endpoint: str) -> None:
+def test_s3(produced: Path, bake: Bake, run: Run, tmp_path: Path, endpoint: str) -> None:
     """Endpoint and keys come from the environment, or from a file that git ignores."""
-    project, clone = bake(tmp_path / "house", dvc_remote="s3"), tmp_path / "clone"
-    produce(project, run)
+    project, clone = copied(produced, tmp_path), tmp_path / "clone"
+    config = bake(tmp_path / "other", dvc_remote="s3") / ".dvc/config"
+    shutil.copy(config, project / ".dvc/config")
+    succeed(run(project, "git", "commit", "--quiet", "--all", "--message", "Store it in S3"))
     assert "Unable to locate credentials" in run(project, "dvc", "push").stderr
     succeed(run(project, "dvc", "push", env={"AWS_ENDPOINT_URL": endpoint, **KEYS}))
     succeed(run(project, "git", "clone", "--quiet", project, clone))

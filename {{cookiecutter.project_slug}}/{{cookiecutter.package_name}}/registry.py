@@ -59,6 +59,7 @@ def release(version: str) -> None:
     from gto.api import register
     from gto.constants import semver
     from gto.exceptions import GTOException
+    from scmrepo.exceptions import SCMError
 
     if not re.fullmatch(f"v{semver}", version):
         raise UserError(f"VERSION={version}: take a version such as v1.2.3.")
@@ -67,11 +68,13 @@ def release(version: str) -> None:
         raise UserError(
             f"a release is of a commit, and {first} is not committed: git commit first."
         )
+    if MODEL not in artifacts():
+        raise UserError(f"dvc.yaml names no artifact {MODEL}, whose path would be released.")
     _check_pushed(str(artifacts()[MODEL]["path"]))
     try:
         tag = register(str(ROOT), MODEL, "HEAD", version=version).tag
-    except GTOException as error:
-        raise UserError(f"{error}.") from error
+    except (GTOException, SCMError) as error:
+        raise UserError(f"{str(error).removesuffix('.')}.") from error
     print(f"tagged {tag}: git push origin HEAD {tag} gives it to others")
 
 
@@ -144,7 +147,8 @@ def _git(*words: str) -> str:
             ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
         )
     except (OSError, subprocess.CalledProcessError) as error:
-        raise UserError(f"a release is a git tag, and git fails here: {_line(error)}.") from error
+        reason = " ".join((getattr(error, "stderr", None) or str(error)).split())
+        raise UserError(f"a release is a git tag, and git says: {reason}") from error
     return done.stdout.strip()
 
 
