@@ -2,10 +2,6 @@
 
 import csv
 import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +9,6 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT, Done, python_here
-
-from {{ cookiecutter.package_name }} import errors
 
 METRICS = {"test/acc": 0.97, "test/f1": 0.96, "test/loss": 0.1, "test/count": 100}
 CLASSES: dict[str, tuple[float, ...]] = {
@@ -267,101 +261,3 @@ def test_accept_refuses_what_would_fail_anyway(gate: Gate) -> None:
     assert "not accepted: test/acc would not pass" in error_of(gate("accept=true"))
     assert "configs/gate.yaml" in error_of(gate())  # and not make accept
     assert gate.baseline.read_bytes() == before
-
-
-# Stages that copy stand for those that compose, train and measure; the gate is the real one.
-PIPELINE = """
-stages:
-  resolve:
-    cmd: mkdir -p resolved && cp gate.yaml resolved
-    deps: [gate.yaml]
-    outs:
-      - resolved/gate.yaml: {cache: false}
-  evaluate:
-    cmd: mkdir -p artifacts/evaluate && cp model/* artifacts/evaluate
-    deps: [model, resolved/gate.yaml]
-    outs: [artifacts/evaluate/per_class.csv]
-    metrics:
-      - artifacts/evaluate/metrics.json: {cache: false}
-  gate:
-    cmd: python gate.py --config-path resolved --config-name gate
-    deps: [artifacts/evaluate, baseline.json, resolved/gate.yaml]
-    outs: [artifacts/gate/report.md, artifacts/gate/report.json]
-"""
-
-
-class Project:
-    """A git repository with a small pipeline, the project's Makefile and its gate."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        for name in (".dvc/config", ".dvc/.gitignore", ".gitignore", "Makefile", "gate.py"):
-            (root / name).parent.mkdir(exist_ok=True)
-            shutil.copy(ROOT / name, root / name)
-        package = Path(errors.__file__).parent
-        shutil.copytree(package, root / package.name)
-        gate = Gate(root)
-        (root / "evaluate").rename(root / "model")
-        gate.settings |= {"evaluated": "artifacts/evaluate", "baseline": "baseline.json"}
-        gate.settings |= {"out_dir": "artifacts/gate"}
-        (root / "gate.yaml").write_text(yaml.safe_dump(gate.settings), encoding="utf-8")
-        (root / "dvc.yaml").write_text(PIPELINE, encoding="utf-8")
-        for words in ("git init -q", "git add .", "git commit -q -m first"):
-            assert self(*words.split()).returncode == 0
-
-    def __call__(self, *words: str) -> Done:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-        for role in ("AUTHOR", "COMMITTER"):
-            kept |= {f"GIT_{role}_NAME": "Tests", f"GIT_{role}_EMAIL": "tests@example.com"}
-        path = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
-        return subprocess.run(
-            words,
-            cwd=self.root,
-            env={**kept, "PATH": path, "DVC_NO_ANALYTICS": "1", "GIT_CONFIG_GLOBAL": os.devnull},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    def accept(self) -> Done:
-        """`make accept` in the environment of the tests."""
-        return self("make", "accept", "VENV=none", "--assume-old=none/.installed")
-
-    def head(self) -> tuple[str, set[str]]:
-        """The last commit's subject, and the files that it changes."""
-        subject, _, *files = self("git", "show", "--format=%s", "--name-only").stdout.splitlines()
-        return subject, set(files)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (shutil.which("git") and shutil.which("make")), reason="no git or make")
-def test_make_accept_commits_the_model_and_nothing_else(tmp_path: Path) -> None:
-    project = Project(tmp_path)
-    done = project.accept()
-    assert done.returncode != 0
-    assert "dvc repro (or pull) first" in done.stderr
-    assert project.head()[0] == "first"
-
-    assert project("dvc", "repro").returncode == 0
-    (tmp_path / "mine.txt").write_text("of another piece of work", encoding="utf-8")
-    assert project("git", "add", "mine.txt").returncode == 0
-    done = project.accept()
-    assert done.returncode == 0, done.stdout + done.stderr
-    files = {"baseline.json", "dvc.lock", "resolved/gate.yaml", "artifacts/evaluate/metrics.json"}
-    assert project.head() == ("Accept the evaluated model as the baseline", files)
-    assert done.stdout.splitlines()[-2:] == ["Not committed:", "A  mine.txt"]
-    assert project("dvc", "status", "--quiet").returncode == 0
-    assert project.accept().returncode == 0  # nothing is left to commit
-    assert project("git", "rev-list", "--count", "HEAD").stdout.strip() == "2"
-
-    metrics = json.dumps(METRICS | {"test/acc": 0.95})
-    (tmp_path / "model/metrics.json").write_text(metrics, encoding="utf-8")
-    done = project("dvc", "repro")
-    assert done.returncode != 0
-    assert "the model falls short in test/acc." in done.stderr
-    done = project.accept()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "test/acc  0.9700 → 0.9500" in done.stdout
-    assert project("dvc", "status", "--quiet").returncode == 0
