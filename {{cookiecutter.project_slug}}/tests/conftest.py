@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
+from pipeline import GATE, STAGES, TRAIN, WRITTEN, Pipeline
 
 from {{ cookiecutter.package_name }}.data.prepare import prepare
 
@@ -121,3 +124,39 @@ def trained(training: Done, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of that training; the tests that share it only read it."""
     assert training.returncode == 0, training.stdout + training.stderr
     return tmp_path_factory.getbasetemp() / "trained0/a run (1)"
+
+
+@pytest.fixture(scope="session")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    """What git would have of this project, committed; its training is cut short."""
+    if yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))["dataset"] != "digits":
+        pytest.skip("params.yaml names other data than the bundled ones")
+    pipeline = Pipeline(tmp_path_factory.mktemp("pipeline") / "project")
+    listed = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    for name in pipeline.call(*listed, cwd=ROOT).stdout.split("\0"):
+        if (ROOT / name).is_file() and name not in WRITTEN:
+            (pipeline.root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, pipeline.root / name)
+    if not (pipeline.root / "dvc.yaml").is_file():
+        pytest.skip("this folder is in no git repository, which DVC needs")
+    pipeline.set_params("train", TRAIN)
+    pipeline.set_params("gate", GATE)
+    assert pipeline.call("git", "init", "--quiet").returncode == 0
+    pipeline.commit()
+    return pipeline
+
+
+@pytest.fixture(scope="session")
+def reproduced(fresh: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    """The pipeline after its first run, not committed."""
+    pipeline = fresh.copied_to(tmp_path_factory.mktemp("reproduced") / "project")
+    assert pipeline.repro() == STAGES
+    return pipeline
+
+
+@pytest.fixture
+def pipeline(reproduced: Pipeline, tmp_path: Path) -> Pipeline:
+    """The pipeline after its first run, committed; a test may change it."""
+    pipeline = reproduced.copied_to(tmp_path / "a project (1)")
+    pipeline.commit()
+    return pipeline

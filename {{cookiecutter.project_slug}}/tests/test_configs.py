@@ -123,8 +123,10 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
 @pytest.fixture
 def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A root with the pipeline's params and configs, in which `resolve` may write."""
-    shutil.copy(ROOT / "params.yaml", tmp_path)
-    shutil.copytree(CONFIGS, tmp_path / "configs")
+    for path in [*ROOT.glob("*.yaml"), *ROOT.glob("*.py")]:
+        shutil.copy(path, tmp_path)
+    for folder in (CONFIGS, Path(resolve.__file__).parent):
+        shutil.copytree(folder, tmp_path / folder.name)
     monkeypatch.setattr(resolve, "ROOT", tmp_path)
     return tmp_path
 
@@ -136,7 +138,8 @@ def test_resolved_configs_are_the_same_everywhere(pipeline: Path) -> None:
     first = {path.name: path.read_bytes() for path in (pipeline / "resolved").iterdir()}
     resolve.main()
     assert {path.name: path.read_bytes() for path in (pipeline / "resolved").iterdir()} == first
-    assert first.keys() == {f"{stage}.yaml" for stage in ("prepare", "train", "evaluate")}
+    stages = ("prepare", "train", "evaluate", "gate")
+    assert first.keys() == {f"{stage}.{kind}" for stage in stages for kind in ("yaml", "sha256")}
     for text in map(bytes.decode, first.values()):
         assert "${" not in text
         assert not re.search(r": ['\"]?/", text)
@@ -153,9 +156,44 @@ def test_params_reach_the_resolved_configs(pipeline: Path) -> None:
     assert config["name"] == "two words"
 
 
-def test_params_of_two_data_sets_are_refused(pipeline: Path) -> None:
+def code(pipeline: Path, stage: str) -> set[str]:
+    """The modules that `resolve` found a stage to import, below the package."""
+    resolve.main()
+    lines = (pipeline / f"resolved/{stage}.sha256").read_text(encoding="utf-8").splitlines()
+    return {line.partition("  ")[2].partition("/")[2] for line in lines}
+
+
+def test_resolve_finds_the_modules_that_a_config_names(pipeline: Path) -> None:
+    set_params(pipeline, train="model=cnn")
+    first = code(pipeline, "train")
+    assert "models/cnn.py" in first
+    assert not first & {"models/resnet.py", "models/mlp.py", "evaluation/evaluate.py"}
+    before = yaml.safe_load((pipeline / "resolved/train.yaml").read_text(encoding="utf-8"))
+    set_params(pipeline, train="model=resnet")
+    assert "models/resnet.py" in code(pipeline, "train")
+    assert "models/resnet.py" in code(pipeline, "evaluate")
+    after = yaml.safe_load((pipeline / "resolved/train.yaml").read_text(encoding="utf-8"))
+    assert before["code"] != after["code"]
+
+
+def set_params(pipeline: Path, **values: str) -> None:
     params = yaml.safe_load((pipeline / "params.yaml").read_text(encoding="utf-8"))
-    params["dataset"], params["train"] = "image_folder", "data=digits"
-    (pipeline / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    text = yaml.safe_dump({**params, **values}, sort_keys=False)
+    (pipeline / "params.yaml").write_text(text, encoding="utf-8")
+
+
+def test_params_of_two_data_sets_are_refused(pipeline: Path) -> None:
+    set_params(pipeline, dataset="image_folder", train="data=digits")
     with pytest.raises(UserError, match=r"train uses data/prepared/digits"):
         resolve.main()
+
+
+def test_data_whose_changes_nobody_would_notice_are_refused(pipeline: Path) -> None:
+    elsewhere = "data.source.raw_dir=photos"
+    set_params(pipeline, dataset="image_folder", prepare=elsewhere, train=elsewhere)
+    with pytest.raises(UserError, match=r"reads photos, which the pipeline does not watch"):
+        resolve.main()
+    deps = (pipeline / "dvc.yaml").read_text(encoding="utf-8")
+    watched = deps.replace("- data/raw/${dataset}", "- photos")
+    (pipeline / "dvc.yaml").write_text(watched, encoding="utf-8")
+    resolve.main()

@@ -1,122 +1,28 @@
-"""`dvc repro` in a repository of its own: what has changed runs, and nothing else."""
+"""`dvc repro`: what has changed runs, and nothing else."""
 
 import json
-import os
-import re
+import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, Done
+from pipeline import METRICS, RESOLVED, ROOT, WRITTEN, Pipeline
+
+from {{ cookiecutter.package_name }} import resolve
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("git") is None, reason="DVC needs git, which is not here"),
 ]
 
-STAGES = {"resolve", "prepare", "train", "evaluate"}
-WRITTEN = {"dvc.lock", *(f"resolved/{stage}.yaml" for stage in ("prepare", "train", "evaluate"))}
-WRITTEN |= {f"artifacts/{stage}/metrics.json" for stage in ("train", "evaluate")}
-
-
-class Pipeline:
-    """The project in a git repository elsewhere."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def call(self, *words: str, cwd: Path | None = None) -> Done:
-        """Run a command; `python` is the one that runs the tests."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-        path = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
-        return subprocess.run(
-            words,
-            cwd=cwd or self.root,
-            env={**kept, "PATH": path, "DVC_NO_ANALYTICS": "1"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-
-    def commit(self) -> None:
-        """Commit all that git does not ignore, without the settings of this machine's user."""
-        who = ("-c", "user.name=Tests", "-c", "user.email=tests@example.com")
-        assert self.call("git", "add", "--all").returncode == 0
-        options = ("--quiet", "--no-verify", "--no-gpg-sign", "--message", "As it is")
-        done = self.call("git", *who, "commit", *options)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    def changed(self) -> set[str]:
-        """Files that differ from the last commit."""
-        done = self.call("git", "status", "--porcelain", "--untracked-files=all")
-        return {line[3:] for line in done.stdout.splitlines()}
-
-    def repro(self) -> set[str]:
-        """Reproduce and return the stages that ran."""
-        done = self.call("python", "-m", "dvc", "repro")
-        assert done.returncode == 0, done.stdout + done.stderr
-        return set(re.findall(r"Running stage '(\w+)'", done.stdout))
-
-    def set_params(self, stage: str, more: str) -> None:
-        """Add overrides to a stage's line in params.yaml."""
-        file = self.root / "params.yaml"
-        lines = file.read_text(encoding="utf-8").splitlines()
-        lines = [f"{one} {more}" if one.startswith(f"{stage}:") else one for one in lines]
-        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-    def copied_to(self, root: Path) -> "Pipeline":
-        """The same, with its cache, elsewhere."""
-        shutil.copytree(self.root, root, symlinks=True)
-        return Pipeline(root)
-
-
-@pytest.fixture(scope="session")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    """What git would have of this project, committed; its training is cut short."""
-    if yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))["dataset"] != "digits":
-        pytest.skip("params.yaml names other data than the bundled ones")
-    pipeline = Pipeline(tmp_path_factory.mktemp("pipeline") / "project")
-    listed = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    for name in pipeline.call(*listed, cwd=ROOT).stdout.split("\0"):
-        if (ROOT / name).is_file() and name not in WRITTEN:
-            (pipeline.root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, pipeline.root / name)
-    if not (pipeline.root / "dvc.yaml").is_file():
-        pytest.skip("this folder is in no git repository, which DVC needs")
-    pipeline.set_params("train", "trainer=cpu model=mlp trainer.max_epochs=2")
-    assert pipeline.call("git", "init", "--quiet").returncode == 0
-    pipeline.commit()
-    return pipeline
-
-
-@pytest.fixture(scope="session")
-def reproduced(fresh: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    """The pipeline after its first run, not committed."""
-    pipeline = fresh.copied_to(tmp_path_factory.mktemp("reproduced") / "project")
-    assert pipeline.repro() == STAGES
-    return pipeline
-
-
-@pytest.fixture
-def pipeline(reproduced: Pipeline, tmp_path: Path) -> Pipeline:
-    """The pipeline after its first run, committed; a test may change it."""
-    pipeline = reproduced.copied_to(tmp_path / "a project (1)")
-    pipeline.commit()
-    return pipeline
+PACKAGE = Path(resolve.__file__).parent.name
 
 
 def test_first_run_leaves_its_results_alone(reproduced: Pipeline) -> None:
     assert reproduced.changed() == WRITTEN
-    metrics = [
-        json.loads((reproduced.root / f"artifacts/{stage}/metrics.json").read_text("utf-8"))
-        for stage in ("train", "evaluate")
-    ]
-    assert metrics[0]["test/acc"] == pytest.approx(metrics[1]["test/acc"])
+    metrics = [json.loads((reproduced.root / path).read_text("utf-8")) for path in sorted(METRICS)]
+    assert not metrics[0].keys() & metrics[1].keys(), "`dvc exp show` has one column a metric"
     assert (reproduced.root / "artifacts/train/best.ckpt").is_file()
 
 
@@ -128,28 +34,80 @@ def test_second_run_skips_everything(pipeline: Pipeline) -> None:
 
 
 def test_plots_and_metrics_are_shown(pipeline: Pipeline) -> None:
-    shown = pipeline.call("python", "-m", "dvc", "metrics", "show", "--json")
-    assert shown.returncode == 0, shown.stderr
-    assert "test/acc" in shown.stdout
-    plots = pipeline.call("python", "-m", "dvc", "plots", "show", "--out", "plots")
-    assert plots.returncode == 0, plots.stderr
+    assert "test/acc" in pipeline.dvc("metrics", "show", "--json")
+    pipeline.dvc("plots", "show", "--out", "plots")
     page = (pipeline.root / "plots/index.html").read_text(encoding="utf-8")
-    assert "val/loss" in page
-    assert "predicted" in page
+    for drawn in ("val/loss", "predicted", "f1"):
+        assert drawn in page
 
 
 def test_a_changed_value_runs_what_reads_it(pipeline: Pipeline) -> None:
     before = (pipeline.root / "params.yaml").read_bytes()
     pipeline.set_params("evaluate", "batch_size=100")
-    assert pipeline.repro() == {"resolve", "evaluate"}
+    assert pipeline.repro() == {"resolve", "evaluate", "gate"}
     assert pipeline.changed() <= {"dvc.lock", "params.yaml", "resolved/evaluate.yaml"} | WRITTEN
+    pipeline.set_params("train", "seed=3")
+    assert pipeline.repro() == {"resolve", "train", "evaluate", "gate"}
+    trained = pipeline.runs()
     (pipeline.root / "params.yaml").write_bytes(before)
     assert pipeline.repro() == {"resolve"}  # the rest is restored from DVC's cache
     assert pipeline.changed() == set()
+    assert pipeline.runs() == trained
 
 
-def test_an_unused_config_runs_no_stage(pipeline: Pipeline) -> None:
-    with (pipeline.root / "configs/optimizer/sgd.yaml").open("a", encoding="utf-8") as stream:
-        stream.write("dampening: 0.0\n")
+def test_an_unused_config_or_module_runs_no_stage(pipeline: Pipeline) -> None:
+    changed = {"configs/optimizer/sgd.yaml": "dampening: 0.0"}
+    changed |= {f"{PACKAGE}/models/resnet.py": "# Another thought.", "tests/new.py": ""}
+    for path, line in changed.items():
+        pipeline.add_line(path, line)
     assert pipeline.repro() == {"resolve"}
-    assert pipeline.changed() == {"dvc.lock", "configs/optimizer/sgd.yaml"}
+    assert pipeline.changed() == {"dvc.lock", *changed}
+
+
+def test_a_changed_module_runs_what_imports_it(pipeline: Pipeline) -> None:
+    pipeline.add_line(f"{PACKAGE}/evaluation/evaluate.py", "# Another thought.")
+    assert pipeline.repro() == {"resolve", "evaluate", "gate"}
+    pipeline.add_line(f"{PACKAGE}/models/mlp.py", "# Another thought.")
+    assert pipeline.repro() == {"resolve", "train", "evaluate", "gate"}
+
+
+SPY = """
+import os, sys
+log = open(os.environ["SPY"], "a", encoding="utf-8")
+def note(event, arguments):
+    if event == "open" and isinstance(arguments[0], str) and not arguments[2] & os.O_WRONLY:
+        if arguments[1] is None or "w" not in arguments[1] and "a" not in arguments[1]:
+            print(os.path.realpath(arguments[0]), file=log, flush=True)
+sys.addaudithook(note)
+"""
+
+
+@pytest.mark.parametrize("stage", RESOLVED)
+def test_a_stage_reads_what_it_depends_on(stage: str, pipeline: Pipeline, tmp_path: Path) -> None:
+    """What it opens is just what dvc.yaml and the list of its modules say."""
+    entry = yaml.safe_load((pipeline.root / "dvc.yaml").read_text("utf-8"))["stages"][stage]
+    deps = {dep.replace("${dataset}", "digits") for dep in entry["deps"]}
+    deps.remove(f"resolved/{stage}.sha256")
+    listing = (pipeline.root / f"resolved/{stage}.sha256").read_text("utf-8").splitlines()
+    if stage == "prepare":
+        shutil.rmtree(pipeline.root / "data/prepared")
+
+    (tmp_path / "spy").mkdir()
+    (tmp_path / "spy/sitecustomize.py").write_text(SPY, encoding="utf-8")
+    spy = {"SPY": str(tmp_path / "read"), "PYTHONPATH": f"{tmp_path / 'spy'}:{ROOT / 'tests'}"}
+    caches = {"PYTHONPYCACHEPREFIX": str(tmp_path / "pyc"), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = pipeline.call(*shlex.split(entry["cmd"]), env=spy | caches)
+    assert done.returncode == 0, done.stderr
+
+    opened = set(map(Path, (tmp_path / "read").read_text("utf-8").splitlines()))
+    inside = (path for path in opened if path.is_relative_to(pipeline.root) and path.is_file())
+    names = {path.relative_to(pipeline.root).as_posix() for path in inside}
+    code = {name for name in names if name.endswith(".py")}
+    assert code == {line.partition("  ")[2] for line in listing}
+    written = ("runs/", f"artifacts/{stage}/", f"data/{stage}d/")
+    read = {name for name in names - code if not name.startswith(written)}
+    assert f"resolved/{stage}.yaml" in read
+    read.remove(f"resolved/{stage}.yaml")
+    assert all(name.startswith(tuple(deps)) for name in read), read
+    unread = {dep for dep in deps if not any(name.startswith(dep) for name in read)}
+    assert unread <= {"data/raw/digits"}  # those are bundled with scikit-learn

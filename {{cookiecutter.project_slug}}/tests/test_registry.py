@@ -5,15 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import test_pipeline
 import yaml
 from conftest import ROOT, Done
-from test_pipeline import Pipeline
+from pipeline import Pipeline
 
 from {{ cookiecutter.package_name }} import registry
 
 FILE = "model.ckpt"
-fresh = test_pipeline.fresh  # a fixture of its
 
 
 @pytest.fixture

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_pipeline
 from conftest import composed
 from omegaconf import DictConfig
 from PIL import Image
-from test_pipeline import Pipeline
+from pipeline import Pipeline
 
 from {{ cookiecutter.package_name }} import paths
 from {{ cookiecutter.package_name }}.data import records
@@ -32,7 +31,6 @@ source:
   size: [8, 8]
 batch_size: 4
 """
-fresh = test_pipeline.fresh  # a fixture of its
 
 
 def add_images(root: Path, count: int, first: int = 0) -> None:

@@ -112,7 +112,18 @@ def test_published_model_is_complete(trained: Path) -> None:
         "metrics.json",
     ]
     assert read_json(published / "metrics.json") == read_json(trained / "metrics.json")
+    best = torch.load(trained / "checkpoints/best.ckpt", weights_only=True)["state_dict"]
+    content = torch.load(published / "best.ckpt", weights_only=True)
+    assert all(content["state_dict"][key].equal(best[key]) for key in best)
+    assert "optimizer_states" not in content
     assert network.load_model(published).classes == [str(digit) for digit in range(10)]
+
+
+@pytest.mark.slow
+def test_published_model_is_no_state_to_resume(run: Run, trained: Path) -> None:
+    done = run("train.py", path_override("resume", trained.parent / "published"))
+    assert done.returncode == 1
+    assert "best.ckpt is a model alone: take init_from=" in done.stderr
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 class Trouble(Callback):
     """Does at a batch's end what TROUBLE says: `<rank> <epoch> <batch> <what>`, or `sanity`.
 
+    `parent` and `group` send SIGTERM to whoever started the run, or to all of its process group.
     The environment says it, not the config: a resumed run has the config of the first one.
     """
 
@@ -28,4 +29,9 @@ class Trouble(Callback):
             if what == "wait":
                 time.sleep(5)
                 return
-            os.kill(os.getpid(), getattr(signal, what))
+            if what == "parent":
+                os.kill(os.getppid(), signal.SIGTERM)
+            elif what == "group":
+                os.killpg(0, signal.SIGTERM)
+            else:
+                os.kill(os.getpid(), getattr(signal, what))

@@ -84,7 +84,8 @@ def one_line(error: Exception, stage: str) -> str | None:
     if isinstance(error, InstantiationException):
         return None
     if isinstance(error, ValueError) and "Config group override" in str(error):
-        words = [word for word in sys.argv[1:] if word.endswith("=null")]
+        typed = [word for word in sys.argv[1:] if word not in HYDRA_SETTINGS]
+        words = [word for word in typed if word.endswith("=null")]
         return f"error: {' '.join(words)}: a group takes one of its options, not null."
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         return f"error: {explain(error, stage)}"

@@ -35,6 +35,8 @@ def setup_logging(file: Path | None = None, *, terminal: bool = True) -> None:
     logging.captureWarnings(True)
     # Lightning's own use of torch's deprecated names: nothing that a user could change.
     warnings.filterwarnings("ignore", category=FutureWarning, module="lightning")
+    # Resumed runs write where they wrote before.
+    warnings.filterwarnings("ignore", "Checkpoint directory .* exists")
     # It takes a cluster's login node, or a job of one task, for a mistake.
     warnings.filterwarnings("ignore", "The `srun` command is available")
     log.setLevel(logging.INFO)

@@ -1,6 +1,7 @@
 """Where things lie: the project's root, a run folder, a checkpoint. No torch here."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 from shlex import quote
 
@@ -34,11 +35,10 @@ def find_checkpoint(run: str | Path, prefer: str = "best", key: str = "run") -> 
     """
     path = from_here(run)
     if not path.exists() and (released := re.fullmatch(r"([^/@]+)@([^/@]+)", str(run))):
-        from .registry import fetch  # DVC is slow to load
-
         if key == "resume":
             raise UserError(f"resume={run}: a released model is no run to resume: init_from={run}.")
-        return fetch(released[1], released[2], key)
+        # By name: stages of the pipeline, which take files, do not depend on that module.
+        return import_module(f"{__package__}.registry").fetch(released[1], released[2], key)
     if path.is_file() or is_sharded(path):
         return path
     if not path.is_dir():

@@ -73,8 +73,8 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def readable(path: Path) -> None:
-    """Read a checkpoint's structure, without its tensors.
+def readable(path: Path) -> dict[str, Any]:
+    """A checkpoint's content, its tensors not yet read from the disk.
 
     Raises:
         UserError: If it is no checkpoint, is cut off, or holds more than tensors and builtins.
@@ -82,7 +82,7 @@ def readable(path: Path) -> None:
     if path.is_dir():  # sharded
         path = path / "meta.pt"
     try:
-        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
     except Exception as error:  # whatever the unpickler trips over
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{path} cannot be loaded again: {reason}") from error

@@ -1,5 +1,6 @@
 """The run folder: made for one run alone, or found again so that the run goes on in it."""
 
+import os
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
@@ -11,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..errors import UserError
 from ..log import log
-from ..paths import as_typed, find_checkpoint, from_here, from_root, run_folder_of
+from ..paths import ROOT, as_typed, find_checkpoint, from_here, from_root, run_folder_of
 from .checkpoints import newest_readable, readable
 from .manifest import read_manifest
 
@@ -61,7 +62,7 @@ def open_folder(config: DictConfig, fingerprint: str | None = None) -> RunFolder
     """
     if config.resume is None:
         if config.run_dir is None:
-            return _opened(_new_folder(from_root(config.runs_dir) / config.name))
+            return _opened(_new_folder(_parent(config)))
         folder = from_root(config.run_dir)
         if (folder / "config.yaml").exists():
             raise UserError(f"run_dir={config.run_dir} holds a run: add resume=auto to go on.")
@@ -72,7 +73,7 @@ def open_folder(config: DictConfig, fingerprint: str | None = None) -> RunFolder
         _compare(config, origin, fingerprint)
         return _opened(from_root(config.run_dir) if config.run_dir else origin, checkpoint)
     if config.run_dir is None:
-        return _unfinished(config) or _opened(_new_folder(from_root(config.runs_dir) / config.name))
+        return _unfinished(config) or _opened(_new_folder(_parent(config)))
     opened = _opened(from_root(config.run_dir))
     _compare(config, opened.path, fingerprint)
     return _with_newest(opened)
@@ -102,17 +103,34 @@ def _compare(config: DictConfig, folder: Path, fingerprint: str | None) -> None:
     log.warning("Going on with a changed config: %s", "; ".join(changed))
 
 
+def _parent(config: DictConfig) -> Path:
+    """The folder that the config's runs lie in.
+
+    Where DVC tries an experiment in a temporary copy of the project, that is in the project itself:
+    the copy is deleted at the end, a run is not.
+    """
+    root = Path(os.environ.get("DVC_ROOT", ROOT))
+    copied = ROOT.is_relative_to(root / ".dvc/tmp")
+    return (root if copied else ROOT) / config.runs_dir / config.name
+
+
 def _unfinished(config: DictConfig) -> RunFolder | None:
-    """The newest run of this config that has begun, has not finished, and is not under way."""
-    folders = sorted((from_root(config.runs_dir) / config.name).glob("*/run.json"), reverse=True)
+    """The newest run of this config that has begun and has not finished.
+
+    Raises:
+        UserError: If it is under way: a second one would do the same.
+    """
+    folders = sorted(_parent(config).glob("*/run.json"), reverse=True)
     for folder in (file.parent for file in folders):
         status = read_manifest(folder).get("status")
         if status not in ("finished", "submitted") and (folder / "config.yaml").is_file():
             if differences(_config_of(folder), config):
                 continue
+            opened = _opened(folder)
             try:
-                return _with_newest(_opened(folder))
+                return _with_newest(opened)
             except UserError as error:
+                opened.lock.release()
                 log.warning("Not resumed: %s", error)
     return None
 
@@ -125,8 +143,11 @@ def _with_newest(opened: RunFolder) -> RunFolder:
 def _checkpoint(resume: str) -> Path:
     found = find_checkpoint(resume, prefer="last", key="resume")
     if from_here(resume).is_dir():
-        return newest_readable(run_folder_of(found)) or found
-    readable(found)
+        found = newest_readable(run_folder_of(found)) or found
+    if "loops" not in readable(found):  # as publish_dir gives it
+        raise UserError(
+            f"{as_typed(found)} holds a model alone: init_from={resume} starts from it."
+        )
     return found
 
 

@@ -1,9 +1,12 @@
 """`train`: resolve the config once, make the run folder once, start as many ranks as it wants."""
 
+import ctypes
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +20,9 @@ from omegaconf import DictConfig, OmegaConf
 from ..data.prepare import prepare
 from ..errors import UserError
 from ..log import console, record_failure, setup_logging
+from ..models.network import read_checkpoint
 from ..paths import ROOT, as_typed, find_checkpoint, from_root
+from .checkpoints import SafeCheckpointIO
 from .checks import check_batch_size, check_data, settle_ranks
 from .folders import open_folder
 from .manifest import manifest, write_manifest
@@ -27,6 +32,7 @@ from .shardable import check_resumable
 from .world import from_first, joined
 
 PUBLISHED = ("checkpoints/best.ckpt", "metrics.json", "history.csv")
+MODEL = ("state_dict", "hyper_parameters", "epoch", "global_step", "pytorch-lightning_version")
 
 
 def run(config: DictConfig) -> None:
@@ -38,6 +44,7 @@ def run(config: DictConfig) -> None:
         SystemExit: 143 or 130, if a signal ended it; then it can be resumed.
     """
     handle_signals(leave)
+    end_with_dvc()
     setup_logging()
     world = joined()
     ranks = settle_ranks(config, world)
@@ -58,6 +65,12 @@ def run(config: DictConfig) -> None:
             start_ranks(folder, ranks)
         else:
             fit(folder)
+
+
+def end_with_dvc() -> None:
+    """Be sent SIGTERM should the `dvc` end that has started this: it hands on no signal itself."""
+    if "DVC_STAGE" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, see man 2 prctl
 
 
 @contextmanager
@@ -111,13 +124,19 @@ def write_config(config: DictConfig, folder: Path, checkpoint: Path | None) -> N
 
 
 def publish(folder: Path, target: Path) -> None:
-    """Copy a finished run's model and figures; each is whole or not there."""
+    """Copy a finished run's model and figures; each is whole or not there.
+
+    Of the checkpoint what the model is: the same training gives the same file, and the optimizer's
+    state, which outweighs the model, stays in the run.
+    """
     missing = [name for name in PUBLISHED if not (folder / name).is_file()]
     if missing:
         raise UserError(f"publish_dir: the run left no {missing[0]} to publish.")
-    target.mkdir(parents=True, exist_ok=True)
-    for name in PUBLISHED:
-        file = target / Path(name).name
+    best = read_checkpoint(folder / "checkpoints/best.ckpt")
+    model = {key: value for key, value in best.items() if key in MODEL}
+    SafeCheckpointIO().save_checkpoint(model, target / "best.ckpt")
+    for name in PUBLISHED[1:]:
+        file = target / name
         scratch = file.with_name(f".{file.name}.part")
         shutil.copyfile(folder / name, scratch)
         scratch.replace(file)
