@@ -17,11 +17,11 @@ MAX_LENGTH = 50
 # What the project may install, by distribution and by import name: neither may be hidden.
 DEPENDENCIES = frozenset(
     """
-    antlr4 build cookiecutter cruft dvc dvc_azure dvc_gs dvc_s3 dvc_ssh dvclive filelock gradio
+    antlr4 build cookiecutter cruft dvc dvc_azure dvc_gs dvc_s3 dvc_ssh dvclive filelock gradio gto
     hydra hydra_core hypothesis jinja2 kornia lightning lightning_fabric lightning_utilities
     litdata matplotlib mlflow mosec mypy numpy omegaconf onnx onnxruntime onnxscript openvino
     optuna pandas pil pillow pip prometheus_client psutil pytest pytorch_lightning pyyaml ray
-    requests rich ruff scikit_learn scipy setuptools sklearn submitit tensorboard tokenizers
+    requests rich ruff scikit_learn scipy scmrepo setuptools sklearn submitit tensorboard tokenizers
     torch torch_tb_profiler torchao torchaudio torchmetrics torchvision tqdm uv wandb wheel yaml
     """.split()
 )
