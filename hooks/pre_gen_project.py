@@ -28,8 +28,8 @@ DEPENDENCIES = frozenset(
 # Root scripts and folders of the project: a package of that name would shadow them or be shadowed.
 PROJECT_PATHS = frozenset(
     """
-    artifacts baseline benchmark cluster configs data docs evaluate export gate monitoring predict
-    prepare resolve resolved runs serve tests train tune
+    aggregate artifacts baseline benchmark cluster configs data docs evaluate export gate
+    monitoring predict prepare resolve resolved runs serve tests train tune
     """.split()
 )
 # `test` is the standard library's own test suite, which sys.stdlib_module_names leaves out;

@@ -1,4 +1,6 @@
-"""The project's README is followed word by word: its files written, its commands run.
+"""The project's README and its day with DVC are followed word by word.
+
+Their files are written and their commands run.
 
 A block of `sh` or `python` is run as it stands; a block below a line that is a path in backticks
 and a colon is that file; `text` is for eyes alone (what installs, serves or lists).
@@ -9,6 +11,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +28,8 @@ BLOCK = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)\n(?P<body>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
-SHORT = "model=mlp trainer.max_epochs=2"
+SHORT = "model=mlp trainer.max_epochs=10"  # enough for the gate
+INSTALLED = f"--assume-old={sys.prefix}/.installed"
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # these nets are too small for more
 IMAGES_PER_CLASS = 60
 
@@ -53,7 +57,7 @@ def sections(text: str, level: int = 2) -> dict[str, str]:
 
 @pytest.fixture
 def copy(project: Path, tmp_path: Path) -> Path:
-    """The default bake, to change freely; the DVC remote is a folder beside it."""
+    """The default bake, to change freely; the DVC remote is in the home of the tests."""
     return Path(shutil.copytree(project, tmp_path / "house" / project.name))
 
 
@@ -75,6 +79,7 @@ def follow(project: Path, run: Run, text: str, *, shorten: bool = False) -> None
         elif block.language == "sh":
             for line in block.body.splitlines():
                 typed = shortened(line) if shorten else line
+                typed = re.sub("^make ", f"make VENV={sys.prefix} {INSTALLED} ", typed)
                 succeed(run(project, "sh", "-c", typed, env=ONE_THREAD))
         else:
             assert block.language == "text", f"nobody checks blocks of {block.language}"
@@ -86,7 +91,7 @@ def shortened(line: str) -> str:
     What every option trains is for the project's own tests.
     """
     if line.startswith("dvc exp run"):
-        return line.replace("\"'", f" {SHORT}\"'")
+        return re.sub("\"(?=[,'])", f' {SHORT}"', line)
     full = line.startswith("python train.py") and not re.search("max_epochs=|debug=", line)
     return f"{line} --cfg job" if full else line
 
@@ -163,9 +168,7 @@ def check_style(project: Path, run: Run, recipe: str) -> None:
 
 def test_every_other_command(copy: Path, run: Run) -> None:
     """The rest of the README runs from top to bottom, with fewer epochs."""
-    params = copy / "params.yaml"
-    line = re.compile(r"^(train: .*)$", re.MULTILINE)
-    params.write_text(line.sub(rf"\1 {SHORT}", params.read_text("utf-8")), "utf-8")
+    shorten_pipeline(copy)
     for title, text in readme(copy).items():
         if title != RECIPES:
             follow(copy, run, text, shorten=True)
@@ -176,6 +179,30 @@ def test_every_other_command(copy: Path, run: Run) -> None:
     assert len(night) == 8, "resuming goes on where the run ended"
     assert len(rows(copy / "predictions.csv")) == 1797
     assert "lr: 0.001" in (copy / "resolved/train.yaml").read_text("utf-8")
+
+
+def shorten_pipeline(project: Path) -> None:
+    """Let the pipeline train for a moment."""
+    params = project / "params.yaml"
+    line = re.compile(r"^(train: .*)$", re.MULTILINE)
+    params.write_text(line.sub(rf"\1 {SHORT}", params.read_text("utf-8")), "utf-8")
+
+
+def test_a_day_with_dvc(copy: Path, run: Run) -> None:
+    """Run, try, compare, keep, accept, share, release: each command of `docs/dvc.md`."""
+    shorten_pipeline(copy)
+    follow(copy, run, (copy / "docs/dvc.md").read_text("utf-8"), shorten=True)
+    tried = run(copy, "dvc", "exp", "show", "--csv", "--all-commits").stdout
+    for value in ("0.001", "0.002", "0.004"):
+        assert f",{value}," in tried
+    assert "lr: 0.001" in (copy / "resolved/train.yaml").read_text("utf-8")
+    done = run(copy, "git", "log", "--format=%s%d")
+    assert done.stdout.startswith("Accept the evaluated model as the baseline (HEAD -> main, tag: ")
+    assert len(rows(copy / "predictions.csv")) == 1797
+    clone = copy.parent / "clone"
+    succeed(run(copy, "git", "clone", "--quiet", copy, clone))
+    succeed(run(clone, "dvc", "pull"))
+    assert "up to date" in run(clone, "dvc", "status").stdout
 
 
 def test_what_it_names_is_there(project: Path) -> None:

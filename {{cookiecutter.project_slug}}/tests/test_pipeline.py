@@ -44,7 +44,7 @@ def test_plots_and_metrics_are_shown(pipeline: Pipeline) -> None:
 def test_a_changed_value_runs_what_reads_it(pipeline: Pipeline) -> None:
     before = (pipeline.root / "params.yaml").read_bytes()
     pipeline.set_params("evaluate", "batch_size=100")
-    assert pipeline.repro() == {"resolve", "evaluate", "gate"}
+    assert pipeline.repro() - {"gate"} == {"resolve", "evaluate"}  # whose figures may not differ
     assert pipeline.changed() <= {"dvc.lock", "params.yaml", "resolved/evaluate.yaml"} | WRITTEN
     pipeline.set_params("train", "seed=3")
     assert pipeline.repro() == {"resolve", "train", "evaluate", "gate"}
@@ -66,9 +66,9 @@ def test_an_unused_config_or_module_runs_no_stage(pipeline: Pipeline) -> None:
 
 def test_a_changed_module_runs_what_imports_it(pipeline: Pipeline) -> None:
     pipeline.add_line(f"{PACKAGE}/evaluation/evaluate.py", "# Another thought.")
-    assert pipeline.repro() == {"resolve", "evaluate", "gate"}
+    assert pipeline.repro() == {"resolve", "evaluate"}  # the gate reads the same figures
     pipeline.add_line(f"{PACKAGE}/models/mlp.py", "# Another thought.")
-    assert pipeline.repro() == {"resolve", "train", "evaluate", "gate"}
+    assert pipeline.repro() == {"resolve", "train", "evaluate"}
 
 
 SPY = """

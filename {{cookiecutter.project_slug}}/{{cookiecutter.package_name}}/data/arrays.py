@@ -77,3 +77,17 @@ class ImageArrays:
         self.labels = np.load(folder / "labels.npy")
         with np.load(folder / "splits.npz") as splits:
             self.splits = {name: splits[name] for name in SPLITS}
+
+
+def channel_statistics(images: np.ndarray, rows: np.ndarray) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel of `images[rows]`, pixels scaled to [0, 1]."""
+    total = np.zeros(images.shape[1])
+    squares = np.zeros(images.shape[1])
+    for start in range(0, len(rows), 1024):
+        pixels = images[rows[start : start + 1024]] / 255.0
+        total += pixels.sum(axis=(0, 2, 3))
+        squares += (pixels**2).sum(axis=(0, 2, 3))
+    count = len(rows) * images.shape[2] * images.shape[3]
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    return mean.tolist(), np.maximum(std, 1e-3).tolist()  # a constant channel stays finite

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from ..errors import UserError
 from .arrays import ImageArrays
 from .augment import Augment
+from .folds import fold_splits, split_facts
 
 Batch = tuple[Tensor, Tensor]
 
@@ -129,9 +130,11 @@ class ImageDataModule(LightningDataModule):
         prefetch_factor: Batches that a worker holds ready.
         augment: Arguments of `Augment`, for training batches.
         seed: Of the order of training batches.
+        fold: Validate on this fold of train and val, train on the others; None: as prepared.
+        folds: How many folds there are.
 
     Raises:
-        UserError: If the data are not prepared, or hold less than one batch.
+        UserError: If the data are not prepared, hold less than one batch, or no such fold.
     """
 
     def __init__(
@@ -143,14 +146,18 @@ class ImageDataModule(LightningDataModule):
         prefetch_factor: int = 2,
         augment: Mapping[str, Any] | None = None,
         seed: int = 0,
+        fold: int | None = None,
+        folds: int = 5,
     ) -> None:
         super().__init__()
         self.prepared_dir, self.arrays = prepared_dir, ImageArrays(prepared_dir)
+        self.fold, self.folds = fold, folds
+        self.splits = fold_splits(self.arrays, fold, folds)
         self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
         self.pin_memory = torch.cuda.is_available() if pin_memory == "auto" else bool(pin_memory)
         self.prefetch_factor = prefetch_factor if num_workers else None
         self.augment = Augment(**(augment or {}))
-        available = len(self.arrays.splits["train"])
+        available = len(self.splits["train"])
         if batch_size > available:
             raise UserError(
                 f"data.batch_size={batch_size} is more than the {available} training images: "
@@ -160,7 +167,11 @@ class ImageDataModule(LightningDataModule):
     @property
     def facts(self) -> dict[str, Any]:
         """Plain values that models are sized from and checkpoints keep."""
-        return {**asdict(self.arrays.meta), "prepared_dir": self.prepared_dir}
+        facts = {**asdict(self.arrays.meta), "prepared_dir": self.prepared_dir}
+        facts |= {"fold": self.fold, "folds": self.folds}
+        if self.fold is not None:
+            facts |= split_facts(self.arrays, self.splits)
+        return facts
 
     def train_dataloader(self) -> BatchLoader:
         """Shuffled; a batch is an accumulation step of this rank."""
@@ -205,7 +216,7 @@ class ImageDataModule(LightningDataModule):
         trainer: Any = self.trainer
         return BatchLoader(
             self.arrays,
-            BatchRows(self.arrays.splits[split], batch_size, *self._share(), seed),
+            BatchRows(self.splits[split], batch_size, *self._share(), seed),
             lambda: trainer.fit_loop.epoch_loop.batch_progress.current.processed,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,

@@ -17,7 +17,7 @@ from rich.progress import track
 from ..errors import UserError
 from ..log import console, log, setup_logging
 from ..paths import from_root
-from .arrays import SPLITS, Meta, read_meta
+from .arrays import SPLITS, Meta, channel_statistics, read_meta
 from .records import check_record
 from .sources import Source
 
@@ -136,20 +136,6 @@ def stratified_split(
         parts["test"].append(rows[n_val : n_val + n_test])
         parts["train"].append(rows[n_val + n_test :])
     return {name: np.sort(np.concatenate(rows)) for name, rows in parts.items()}
-
-
-def channel_statistics(images: np.ndarray, rows: np.ndarray) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel of `images[rows]`, pixels scaled to [0, 1]."""
-    total = np.zeros(images.shape[1])
-    squares = np.zeros(images.shape[1])
-    for start in range(0, len(rows), 1024):
-        pixels = images[rows[start : start + 1024]] / 255.0
-        total += pixels.sum(axis=(0, 2, 3))
-        squares += (pixels**2).sum(axis=(0, 2, 3))
-    count = len(rows) * images.shape[2] * images.shape[3]
-    mean = total / count
-    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    return mean.tolist(), np.maximum(std, 1e-3).tolist()  # a constant channel stays finite
 
 
 def _write_images(source: Source, file: Path) -> np.ndarray:

@@ -13,6 +13,7 @@ from rich.table import Table
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from ..data.arrays import SPLITS, ImageArrays
+from ..data.folds import fold_splits
 from ..errors import UserError
 from ..log import console, log, setup_logging
 from ..models.network import network_from, read_checkpoint
@@ -34,7 +35,9 @@ def run(config: DictConfig) -> None:
     checkpoint = read_checkpoint(path)
     known = checkpoint["hyper_parameters"]["data"]
     arrays = open_arrays(config.prepared_dir, known)
-    rows = arrays.splits[config.split]
+    # The test split is of no fold; a checkpoint from before there were folds knows none.
+    fold = None if config.split == "test" else known.get("fold")
+    rows = fold_splits(arrays, fold, known.get("folds", 0))[config.split]
     if not len(rows):
         raise UserError(f"split={config.split}: the prepared data have no image in it.")
     network = network_from(checkpoint, path, config.trusted_modules)

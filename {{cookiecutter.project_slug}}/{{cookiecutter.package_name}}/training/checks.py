@@ -3,6 +3,7 @@
 from omegaconf import DictConfig, OmegaConf
 
 from ..data.arrays import Meta
+from ..data.folds import check_folds
 from ..errors import UserError
 from .shardable import check_sharding
 from .world import World
@@ -94,8 +95,10 @@ def check_batch_size(config: DictConfig) -> None:
 
 
 def check_data(config: DictConfig, data: Meta) -> None:
-    """Refuse to watch a split that is empty."""
-    if config.monitor.startswith("val/") and not sum(data.counts["val"]):
+    """Refuse a fold that the data are too few for, and to watch a split that is empty."""
+    fold = config.data.get("fold")
+    check_folds(fold, config.data.get("folds"), data)
+    if fold is None and config.monitor.startswith("val/") and not sum(data.counts["val"]):
         raise UserError(
             f"monitor={config.monitor}: the val split is empty: set monitor=train/loss mode=min."
         )

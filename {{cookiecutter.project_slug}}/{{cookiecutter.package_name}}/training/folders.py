@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
@@ -14,18 +13,8 @@ from ..errors import UserError
 from ..log import log
 from ..paths import ROOT, as_typed, find_checkpoint, from_here, from_root, run_folder_of
 from .checkpoints import newest_readable, readable
+from .comparison import differences
 from .manifest import read_manifest
-
-# Where and how a run is executed and shown, not what it computes: may differ when it goes on.
-NOT_COMPARED = (
-    *("run_dir", "runs_dir", "resume", "allow_changes", "publish_dir", "launcher", "logger"),
-    *("requires", "compile", "activation_checkpointing", "callbacks.progress", "callbacks.last"),
-    *("data.prepared_dir", "data.num_workers", "data.pin_memory", "data.prefetch_factor"),
-    "data.strict",
-    *("trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy"),
-    *("trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.profiler"),
-    *("trainer.log_every_n_steps", "trainer.max_time", "callbacks.finite_loss.every_n_steps"),
-)
 
 
 @dataclass(frozen=True)
@@ -77,13 +66,6 @@ def open_folder(config: DictConfig, fingerprint: str | None = None) -> RunFolder
     opened = _opened(from_root(config.run_dir))
     _compare(config, opened.path, fingerprint)
     return _with_newest(opened)
-
-
-def differences(before: DictConfig, now: DictConfig) -> list[str]:
-    """`key: before → now` for each value that changes what a run computes."""
-    old, new = _flat(before), _flat(now)
-    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-    return [f"{key}: {old.get(key)} → {new.get(key)}" for key in keys]
 
 
 def _compare(config: DictConfig, folder: Path, fingerprint: str | None) -> None:
@@ -190,19 +172,3 @@ def _config_of(folder: Path) -> DictConfig:
     config = OmegaConf.load(folder / "config.yaml")
     assert isinstance(config, DictConfig)
     return config
-
-
-def _flat(config: DictConfig) -> dict[str, Any]:
-    plain: dict[str, Any] = {}
-
-    def visit(node: Any, name: str) -> None:
-        if name in NOT_COMPARED:
-            return
-        if isinstance(node, dict):
-            for key, value in node.items():
-                visit(value, f"{name}.{key}" if name else str(key))
-        else:
-            plain[name] = node
-
-    visit(OmegaConf.to_container(config, resolve=True), "")
-    return plain

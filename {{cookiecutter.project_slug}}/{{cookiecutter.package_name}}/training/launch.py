@@ -17,6 +17,7 @@ from hydra.types import RunMode
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
+from ..data.folds import check_folds
 from ..data.prepare import prepare
 from ..errors import UserError
 from ..log import console, record_failure, setup_logging
@@ -49,6 +50,7 @@ def run(config: DictConfig) -> None:
     world = joined()
     ranks = settle_ranks(config, world)
     check_batch_size(config)
+    check_folds(config.data.get("fold"), config.data.get("folds"))
     if config.init_from:  # written out, so that the same command again is the same config
         config.init_from = str(find_checkpoint(config.init_from, key="init_from"))
     if config.launcher._target_:
