@@ -14,7 +14,8 @@ RESOLVED = ("prepare", "train", "evaluate", "gate")
 STAGES = {"resolve", *RESOLVED}
 METRICS = {f"artifacts/{stage}/metrics.json" for stage in ("train", "evaluate")}
 WRITTEN = {f"resolved/{stage}.{kind}" for stage in RESOLVED for kind in ("yaml", "sha256")}
-WRITTEN |= {"dvc.lock", *METRICS}
+REPORT = {f"artifacts/gate/report.{kind}" for kind in ("json", "md")}
+WRITTEN |= {"dvc.lock", *METRICS, *REPORT}
 TRAIN = "trainer=cpu model=mlp trainer.max_epochs=2 +callbacks.trouble._target_=trouble.Trouble"
 # What that learns may pass.
 GATE = "metrics.test.acc.min=0 metrics.test.f1.min=0 classes.recall.min=0 classes.f1.min=0"

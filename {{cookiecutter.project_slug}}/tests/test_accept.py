@@ -3,14 +3,14 @@
 import shutil
 
 import pytest
-from pipeline import METRICS, Done, Pipeline
+from pipeline import METRICS, REPORT, Done, Pipeline
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (shutil.which("git") and shutil.which("make")), reason="no git or make"),
 ]
 SUBJECT = "Accept the evaluated model as the baseline"
-ACCEPTED = {"baseline.json", "dvc.lock", "params.yaml", "resolved/train.yaml", *METRICS}
+ACCEPTED = {"baseline.json", "dvc.lock", "params.yaml", "resolved/train.yaml", *METRICS, *REPORT}
 WHO = {
     f"GIT_{role}_{what}": "tests@example.com"
     for role in ("AUTHOR", "COMMITTER")
@@ -35,7 +35,7 @@ def test_a_worse_model_waits_for_somebody_to_accept_it(pipeline: Pipeline) -> No
     assert pipeline.call("git", "add", "mine.txt").returncode == 0
     done = accept(pipeline)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert head(pipeline) == (SUBJECT, {"baseline.json", "dvc.lock"})
+    assert head(pipeline) == (SUBJECT, {"baseline.json", "dvc.lock", *REPORT})
     assert done.stdout.splitlines()[-2:] == ["Not committed:", "A  mine.txt"]
     assert pipeline.repro() == set()
     assert accept(pipeline).returncode == 0, "nothing is left to commit"
