@@ -123,7 +123,7 @@ def test_published_model_is_complete(trained: Path) -> None:
 def test_published_model_is_no_state_to_resume(run: Run, trained: Path) -> None:
     done = run("train.py", path_override("resume", trained.parent / "published"))
     assert done.returncode == 1
-    assert "best.ckpt is a model alone: take init_from=" in done.stderr
+    assert "best.ckpt holds a model alone: init_from=" in done.stderr
 
 
 @pytest.mark.slow
