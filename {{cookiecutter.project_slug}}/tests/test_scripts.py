@@ -96,6 +96,17 @@ def test_printed_commands_run(training: Done, trained: Path, prepared: Path) -> 
     assert read_json(trained / "run.json")["status"] == "finished"
 
 
+def test_evaluate_measures_what_it_is_told(trained: Path, run: Run, tmp_path: Path) -> None:
+    more = {"_target_": "torchmetrics.classification.MulticlassAccuracy", "_partial_": "true"}
+    words = [f"+metrics.top3.{key}={value}" for key, value in {**more, "top_k": 3}.items()]
+    told = path_override("run", trained)
+    done = run("evaluate.py", told, "out_dir=.", "loss.label_smoothing=0.2", *words)
+    assert done.returncode == 0, done.stderr
+    metrics, trained_with = (read_json(at / "metrics.json") for at in (tmp_path, trained))
+    assert metrics["test/acc"] <= metrics["test/top3"] <= 1
+    assert metrics["test/loss"] > trained_with["test/loss"]
+
+
 def test_evaluate_takes_another_split_and_a_checkpoint(
     trained: Path, run: Run, tmp_path: Path
 ) -> None:

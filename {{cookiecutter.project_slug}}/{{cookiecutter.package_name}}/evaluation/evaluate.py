@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.table import Table
+from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from ..data.arrays import SPLITS, ImageArrays
@@ -47,9 +49,8 @@ def run(config: DictConfig) -> None:
     logits = torch.cat(list(predict_batches(network, batches, len(slices), device)))
     labels = torch.from_numpy(arrays.labels[rows])
     matrix = multiclass_confusion_matrix(logits, labels, len(network.classes)).numpy()
-    loss = torch.nn.functional.cross_entropy(logits, labels).item()
     table = per_class(matrix, network.classes)
-    metrics = summary(config.split, matrix, table, loss)
+    metrics = measure(config, logits, labels)
     folder = Path(config.out_dir).absolute() if config.out_dir else run_folder_of(path) / "evaluate"
     write(folder, metrics, table, matrix, network.classes)
     show(metrics, table)
@@ -93,16 +94,20 @@ def per_class(matrix: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]
     ]
 
 
-def summary(
-    split: str, matrix: np.ndarray, table: list[dict[str, Any]], loss: float
-) -> dict[str, float | int]:
-    """Flat metrics under the names that training uses: accuracy, macro F1, loss, and the count."""
-    return {
-        f"{split}/acc": float(np.trace(matrix) / matrix.sum()),
-        f"{split}/f1": float(np.mean([row["f1"] for row in table if row["count"] or row["f1"]])),
-        f"{split}/loss": loss,
-        f"{split}/count": int(matrix.sum()),
-    }
+def measure(config: DictConfig, logits: Tensor, labels: Tensor) -> dict[str, float | int]:
+    """The config's metrics and loss over a split, named as in training, and the count of images.
+
+    Args:
+        config: Of the stage: `split`, and the groups `metrics` and `loss`.
+        logits: Float [N, K].
+        labels: int64 [N].
+    """
+    makers = instantiate(config.metrics)
+    measures = {name: make(num_classes=logits.shape[1]) for name, make in makers.items()}
+    values = {name: metric(logits, labels).item() for name, metric in measures.items()}
+    values["loss"] = instantiate(config.loss)()(logits, labels).item()
+    values["count"] = len(labels)
+    return {f"{config.split}/{name}": value for name, value in values.items()}
 
 
 def write(
