@@ -176,10 +176,36 @@ def test_resolve_finds_the_modules_that_a_config_names(pipeline: Path) -> None:
     assert before["code"] != after["code"]
 
 
-def set_params(pipeline: Path, **values: str) -> None:
+def set_params(pipeline: Path, **values: Any) -> None:
     params = yaml.safe_load((pipeline / "params.yaml").read_text(encoding="utf-8"))
     text = yaml.safe_dump({**params, **values}, sort_keys=False)
     (pipeline / "params.yaml").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"train": "trainer.max_epoch=3"},
+            "train: there is no trainer.max_epoch in the config. Did",
+        ),
+        (
+            {"train": "experiment=baselin"},
+            "train: experiment=baselin: no such option. Did you mean",
+        ),
+        ({"train": "name='x"}, "train: write overrides as you would type them"),
+        ({"train": {"model": "mlp"}}, "train: write overrides as you would type them"),
+        ({"dataset": "nope"}, "prepare: data=nope: no such option"),
+        ({"evaluate": "metrics=null"}, "evaluate: metrics=null: a group takes one of its options"),
+    ],
+)
+def test_a_mistake_in_the_params_is_one_line(
+    values: dict[str, Any], message: str, pipeline: Path
+) -> None:
+    set_params(pipeline, **values)
+    with pytest.raises(UserError) as error:
+        resolve.main()
+    assert str(error.value).startswith(f"params.yaml, {message}")
 
 
 def test_params_of_two_data_sets_are_refused(pipeline: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import wraps
 from importlib.util import find_spec
@@ -77,18 +77,24 @@ def checked(stage: Callable[[DictConfig], None]) -> Callable[[DictConfig], None]
     return run
 
 
-def one_line(error: Exception, stage: str) -> str | None:
-    """What to tell the user; None for an error that deserves its traceback."""
+def one_line(error: Exception, stage: str, typed: Sequence[str] | None = None) -> str | None:
+    """What to tell the user; None for an error that deserves its traceback.
+
+    Args:
+        error: What a stage raised, or composing its config.
+        stage: Its name.
+        typed: Its overrides; None for those of the command line.
+    """
+    typed = sys.argv[1:] if typed is None else typed
     if known := user_error(error):
         return f"error: {known}"
     if isinstance(error, InstantiationException):
         return None
     if isinstance(error, ValueError) and "Config group override" in str(error):
-        typed = [word for word in sys.argv[1:] if word not in HYDRA_SETTINGS]
-        words = [word for word in typed if word.endswith("=null")]
+        words = [w for w in typed if w.endswith("=null") and w not in HYDRA_SETTINGS]
         return f"error: {' '.join(words)}: a group takes one of its options, not null."
     if isinstance(error, (HydraException, OmegaConfBaseException)):
-        return f"error: {explain(error, stage)}"
+        return f"error: {explain(error, stage, typed)}"
     return None
 
 
@@ -110,12 +116,13 @@ def check(config: DictConfig) -> None:
             find_checkpoint(config[key], key=key)
 
 
-def explain(error: Exception, stage: str) -> str:
+def explain(error: Exception, stage: str, typed: Sequence[str]) -> str:
     """One line that says what is wrong and what to do.
 
     Args:
         error: What Hydra or OmegaConf raised.
         stage: The name of the stage's config, in which the nearest key is looked for.
+        typed: The overrides.
     """
     text = str(error)
     if isinstance(error, MissingConfigException) and error.options is not None:
@@ -129,20 +136,20 @@ def explain(error: Exception, stage: str) -> str:
         return text.splitlines()[0]
     if match := re.search(r"Could not override '([^']+)'", text):
         key = match[1].partition("@")[0]
-        return f"there is no {key} in the config.{nearest(key, known_keys(stage))}"
+        return f"there is no {key} in the config.{nearest(key, known_keys(stage, typed))}"
     return " ".join(text.split())
 
 
-def known_keys(stage: str) -> list[str]:
+def known_keys(stage: str, typed: Sequence[str]) -> list[str]:
     """Every dotted key of a stage's config, and its config groups."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        config = compose(stage, overrides=_choices(sys.argv[1:]))
+        config = compose(stage, overrides=_choices(typed))
     groups = [path.name for path in (ROOT / "configs").iterdir() if path.is_dir()]
     return [*_dotted(OmegaConf.to_container(config)), *groups]
 
 
-def _choices(overrides: list[str]) -> list[str]:
+def _choices(overrides: Sequence[str]) -> list[str]:
     """The overrides that choose an option of a group and would compose."""
     pairs = [override.partition("=") for override in overrides]
     return [f"{g}={o}" for g, _, o in pairs if (ROOT / "configs" / g / f"{o}.yaml").is_file()]

@@ -16,7 +16,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from .cli import run_stage
+from .cli import one_line, run_stage
 from .errors import UserError
 from .paths import ROOT
 
@@ -46,13 +46,28 @@ def main() -> None:
         write(folder / f"{name}.yaml", config)
 
 
-def resolve(stage: str, overrides: str, dataset: str) -> DictConfig:
-    """A stage's config with every interpolation resolved, the same on every machine."""
+def resolve(stage: str, overrides: Any, dataset: str) -> DictConfig:
+    """A stage's config with every interpolation resolved, the same on every machine.
+
+    Raises:
+        UserError: If the overrides, as params.yaml has them, do not fit the configs.
+    """
     defaults: Any = OmegaConf.to_container(_read(f"configs/{stage}.yaml").defaults)
     data = [f"data={dataset}"] if any("data" in entry for entry in defaults) else []
-    # local=none: what configs/local says of this machine has no place in a shared file.
-    config = compose(stage, ["local=none", *data, *shlex.split(overrides or "")])
-    OmegaConf.resolve(config)
+    try:
+        typed = shlex.split(overrides or "")
+    except (AttributeError, ValueError) as error:  # no text; no closing quotation
+        raise UserError(
+            f"params.yaml, {stage}: write overrides as you would type them, not {overrides!r}."
+        ) from error
+    try:
+        # local=none: what configs/local says of this machine has no place in a shared file.
+        config = compose(stage, ["local=none", *data, *typed])
+        OmegaConf.resolve(config)
+    except Exception as error:
+        if (line := one_line(error, stage, [*data, *typed])) is None:
+            raise
+        raise UserError(f"params.yaml, {stage}: {line.removeprefix('error: ')}") from error
     return config
 
 
