@@ -5,13 +5,14 @@ import signal
 import time
 from typing import Any
 
+import psutil
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class Trouble(Callback):
     """Does at a batch's end what TROUBLE says: `<rank> <epoch> <batch> <what>`, or `sanity`.
 
-    `parent` and `group` send SIGTERM to whoever started the run, or to all of its process group.
+    `dvc` and `group` send SIGTERM to the dvc that has started the run, or to all of its group.
     The environment says it, not the config: a resumed run has the config of the first one.
     """
 
@@ -29,8 +30,8 @@ class Trouble(Callback):
             if what == "wait":
                 time.sleep(5)
                 return
-            if what == "parent":
-                os.kill(os.getppid(), signal.SIGTERM)
+            if what == "dvc":
+                next(p for p in psutil.Process().parents() if "dvc" in p.cmdline()).terminate()
             elif what == "group":
                 os.killpg(0, signal.SIGTERM)
             else:

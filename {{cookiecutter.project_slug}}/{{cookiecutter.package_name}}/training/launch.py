@@ -4,10 +4,12 @@ import ctypes
 import json
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -71,8 +73,20 @@ def run(config: DictConfig) -> None:
 
 def end_with_dvc() -> None:
     """Be sent SIGTERM should the `dvc` end that has started this: it hands on no signal itself."""
-    if "DVC_STAGE" in os.environ and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, see man 2 prctl
+    if "DVC_STAGE" not in os.environ or sys.platform != "linux":
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, see man 2 prctl
+    # DVC starts a stage in this shell. Bash becomes the stage, dash stays as its parent.
+    if os.path.samefile(f"/proc/{parent}/exe", os.environ.get("SHELL") or "/bin/sh"):
+        status = Path(f"/proc/{parent}/status").read_text("utf-8")
+        dvc = os.pidfd_open(int(re.findall(r"^PPid:\s*(\d+)$", status, re.MULTILINE)[0]))
+        threading.Thread(target=_follow, args=(dvc,), daemon=True).start()
+
+
+def _follow(process: int) -> None:
+    select.select([process], [], [])  # until it has ended
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
