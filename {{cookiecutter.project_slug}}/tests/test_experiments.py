@@ -2,8 +2,11 @@
 
 import csv
 import json
+import os
+import shlex
 import shutil
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +14,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from omegaconf import OmegaConf
-from pipeline import TRAIN, Pipeline
+from pipeline import ROOT, TRAIN, Pipeline
 
 from {{ cookiecutter.package_name }} import resolve
 
@@ -48,6 +51,25 @@ def test_a_stopped_training_goes_on(whom: str, pipeline: Pipeline, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     whole = (tmp_path / "whole/best.ckpt").read_bytes()
     assert (pipeline.root / "artifacts/train/best.ckpt").read_bytes() == whole
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.skipif(sys.platform != "linux", reason="a process follows another on Linux alone")
+def test_ends_with_dvc_in_any_shell(shell: str) -> None:
+    if (path := shutil.which(shell)) is None:
+        pytest.skip(f"{shell} is not here")
+    stage = (
+        f"import time; from {PACKAGE}.training import launch;"
+        "launch.end_with_dvc(); print('ready', flush=True); time.sleep(120)"
+    )
+    dvc = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    words = [sys.executable, "-c", dvc, path, "-c", shlex.join([sys.executable, "-c", stage])]
+    env = {**os.environ, "DVC_STAGE": "train", "SHELL": path}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT) as started:
+        assert started.stdout
+        assert started.stdout.readline() == "ready\n"
+        started.kill()
+        started.communicate(timeout=60)  # the stage holds the pipe while it lives
 
 
 def processes_in(folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -75,13 +75,14 @@ def end_with_dvc() -> None:
     """Be sent SIGTERM should the `dvc` end that has started this: it hands on no signal itself."""
     if "DVC_STAGE" not in os.environ or sys.platform != "linux":
         return
-    parent = os.getppid()
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, see man 2 prctl
     # DVC starts a stage in this shell. Bash becomes the stage, dash stays as its parent.
-    if os.path.samefile(f"/proc/{parent}/exe", os.environ.get("SHELL") or "/bin/sh"):
-        status = Path(f"/proc/{parent}/status").read_text("utf-8")
-        dvc = os.pidfd_open(int(re.findall(r"^PPid:\s*(\d+)$", status, re.MULTILINE)[0]))
-        threading.Thread(target=_follow, args=(dvc,), daemon=True).start()
+    shell, parent = os.environ.get("SHELL") or "/bin/sh", os.getppid()
+    with suppress(OSError):  # Linux before 5.3, or a shell that is not found: the signal alone
+        if os.path.samefile(f"/proc/{parent}/exe", shell):
+            status = Path(f"/proc/{parent}/status").read_text("utf-8")
+            dvc = os.pidfd_open(int(re.findall(r"^PPid:\s*(\d+)$", status, re.MULTILINE)[0]))
+            threading.Thread(target=_follow, args=(dvc,), daemon=True).start()
 
 
 def _follow(process: int) -> None:
