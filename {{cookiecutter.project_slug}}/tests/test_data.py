@@ -12,9 +12,11 @@ from conftest import composed
 from lightning.pytorch import Callback, Trainer
 from omegaconf import DictConfig
 
-from {{ cookiecutter.package_name }}.data import datamodule, prepare
+from {{ cookiecutter.package_name }}.data import prepare
 from {{ cookiecutter.package_name }}.data.arrays import SPLITS, ImageArrays
 from {{ cookiecutter.package_name }}.data.augment import Augment
+from {{ cookiecutter.package_name }}.data.batches import BatchRows
+from {{ cookiecutter.package_name }}.data.datamodule import ImageDataModule
 from {{ cookiecutter.package_name }}.data.sources import Digits
 from {{ cookiecutter.package_name }}.errors import UserError
 from {{ cookiecutter.package_name }}.training import fit
@@ -38,7 +40,7 @@ def read(
     """What each rank reads: a list of batches, which are lists of rows."""
     ranks = []
     for rank in range(world):
-        sampler = datamodule.BatchRows(ROWS[:split], batch, rank, world, seed)
+        sampler = BatchRows(ROWS[:split], batch, rank, world, seed)
         sampler.set_epoch(epoch)
         batches = [rows.tolist() for rows in sampler]
         assert len(batches) == len(sampler)
@@ -157,7 +159,7 @@ def test_order_follows_seed_and_epoch() -> None:
 
 
 def test_workers_read_the_same_batches(prepared: Path) -> None:
-    modules = [datamodule.ImageDataModule(str(prepared), 64, num_workers=n, seed=3) for n in (0, 2)]
+    modules = [ImageDataModule(str(prepared), 64, num_workers=n, seed=3) for n in (0, 2)]
     for split in ("train", "val"):
         loaders = [getattr(module, f"{split}_dataloader")() for module in modules]
         for (images, labels), (others, other_labels) in zip(*loaders, strict=True):
@@ -169,7 +171,7 @@ def test_batches_hold_images_with_their_labels(prepared: Path) -> None:
     arrays = ImageArrays(prepared)
     pairs = zip(arrays.images, arrays.labels, strict=True)
     known = {image.tobytes(): label for image, label in pairs}
-    images, labels = next(iter(datamodule.ImageDataModule(str(prepared), 64).train_dataloader()))
+    images, labels = next(iter(ImageDataModule(str(prepared), 64).train_dataloader()))
     assert images.shape == (64, 1, 8, 8)
     assert images.dtype == torch.uint8
     assert labels.tolist() == [known[image.numpy().tobytes()] for image in images]
@@ -213,7 +215,7 @@ def test_epochs_are_shuffled_and_only_training_is_augmented(prepared: Path) -> N
 
 def test_a_batch_larger_than_the_data_is_refused(prepared: Path) -> None:
     with pytest.raises(UserError, match=r"batch_size=2000 .* 1169"):
-        datamodule.ImageDataModule(str(prepared), 2000)
+        ImageDataModule(str(prepared), 2000)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
