@@ -16,8 +16,8 @@ all sides validate. The first epoch of a process is left out.
 
 import argparse
 import json
-import statistics
 import shutil
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
